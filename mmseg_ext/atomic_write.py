@@ -1,4 +1,8 @@
-"""Write files completely or not at all: to a temporary name, synced to the disk, then renamed."""
+"""Write files completely or not at all: to a temporary name, synced to the disk, then renamed.
+
+Renaming is one operation of the file system, so a reader finds the old file or the new one. Without
+the sync, a machine that stops could keep the new name and lose the content.
+"""
 
 import contextlib
 import os
@@ -67,5 +71,7 @@ def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:
 
 def remove_parts(folder: str | Path) -> None:
     """Remove the temporary files in `folder` that killed writers left."""
-    for part in Path(folder).glob(f".*.{'[0-9a-f]' * 16}{_PART}*"):
+    random_digits = "[0-9a-f]" * 16
+    # '.iter_500.pth.0123456789abcdef.part.pth'
+    for part in Path(folder).glob(f".*.{random_digits}{_PART}*"):
         part.unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """What a terminal shows: progress, and few lines of a run.
 
-The log file of a run has all lines, also of Python's warnings.
+mmengine logs some four hundred lines before the first iteration, and Python's warnings go past its
+log. Here a filter of the logger's terminal hides the long and useless records, by their beginnings,
+and warnings go to the log. The log file of a run has all lines.
 """
 
 import contextlib
 import logging
-import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -18,15 +19,24 @@ from rich.progress import track
 
 # Long records of the start: the environment, the config, the order of the hooks, and the settings
 # of each parameter.
-_LONG = ("-----", "Config:", "Hooks will be executed in the following order", "paramwise_options")
-_LONG += ("Distributed training is not used",)
+_LONG = (
+    "-----",
+    "Config:",
+    "Hooks will be executed in the following order",
+    "paramwise_options",
+    "Distributed training is not used",
+)
 # mmengine's lines of each interval and of each validation, and the name of the experiment.
 _REPLACED = ("Iter(", "Epoch(", "Exp name:")
 # Warnings of runs with default settings, which nobody can act on.
-_USELESS = re.compile(
-    r'"FileClient" will be|"HardDiskBackend" is the alias|The prefix is not set in metric|'
-    r"Default ``avg_non_ignore``|The draw is False|Fail to import ``MultiScaleDeformable|"
-    r"`optimizer.step\(\)` has been overridden"
+_USELESS = (
+    '"FileClient" will be',
+    '"HardDiskBackend" is the alias',
+    "The prefix is not set in metric",
+    "Default ``avg_non_ignore``",
+    "The draw is False",
+    "Fail to import ``MultiScaleDeformable",
+    "`optimizer.step()` has been overridden",
 )
 
 
@@ -48,7 +58,7 @@ def quiet_terminal(logger: logging.Logger, beginnings: tuple[str, ...] = _LONG) 
     def is_shown(record: logging.LogRecord) -> bool:
         text = record.getMessage().lstrip()
         if record.levelno > logging.INFO:
-            return not _USELESS.search(text)
+            return not any(part in text for part in _USELESS)
         return not text.startswith(beginnings)
 
     for handler in logger.handlers:
@@ -75,22 +85,25 @@ class ProgressHook(Hook):
     priority = "VERY_LOW"
 
     def before_train(self, runner) -> None:
-        self.start, self.first = time.perf_counter(), runner.iter
+        self.start = time.perf_counter()
+        self.first = runner.iter
         intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self.interval = min(intervals, default=50)
         quiet_terminal(runner.logger, _REPLACED)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         done, total = runner.iter + 1, runner.max_iters
-        if not is_main_process() or (done % self.interval and done != total):
+        is_printed = done % self.interval == 0 or done == total
+        if not is_main_process() or not is_printed:
             return
+        line = f"  iteration {done:>{len(str(total))}}/{total}"
         loss = runner.message_hub.log_scalars.get("train/loss")
-        text = f"  loss {loss.mean(self.interval):.3f}" if loss else ""
+        if loss:
+            line += f"  loss {loss.mean(self.interval):.3f}"
         speed = (done - self.first) / (time.perf_counter() - self.start)
         left = round((total - done) / speed)
         hours = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
-        count = f"{done:>{len(str(total))}}/{total}"
-        print(f"  iteration {count}{text}  {speed:.3g} it/s  {hours} left", flush=True)
+        print(f"{line}  {speed:.3g} it/s  {hours} left", flush=True)
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         if is_main_process():

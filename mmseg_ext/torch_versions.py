@@ -109,10 +109,10 @@ def has_static_value(size: Any) -> bool:
 def exact_products() -> Iterator[None]:
     """Multiply float32 matrices without TF32 and bfloat16, whatever the user has set."""
     mkldnn: Any = torch.backends.mkldnn  # without types
-    backends, befores = (), []
+    backends = []
     if torch.__version__ >= "2.9":
-        backends = (torch.backends.cuda.matmul, mkldnn.matmul)
-        befores = [backend.fp32_precision for backend in backends]
+        backends = [torch.backends.cuda.matmul, mkldnn.matmul]
+    befores = [backend.fp32_precision for backend in backends]
     # torch 2.9 and newer have two settings, and raise where one says TF32 and the other does not.
     try:
         before = torch.get_float32_matmul_precision()

@@ -86,8 +86,8 @@ def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
     the epoch's name, so the checkpoint of the complete epoch replaces it.
     """
     meta = {"epoch": runner.epoch, "iter": runner.iter + 1}
-    step = 1 + (runner.epoch if hook.by_epoch else runner.iter)
-    hook._save_checkpoint_with_step(runner, step, meta)
+    finished = runner.epoch if hook.by_epoch else runner.iter
+    hook._save_checkpoint_with_step(runner, finished + 1, meta)
 
 
 def accumulates_gradients(wrapper: "OptimWrapper") -> bool:
@@ -114,8 +114,10 @@ def converts_channels(preprocessor: Any) -> bool:
 
 def set_channel_conversion(preprocessor: Any, converts: bool) -> None:
     """Let a preprocessor swap BGR and RGB, or not."""
-    old = hasattr(preprocessor, "channel_conversion")
-    setattr(preprocessor, "channel_conversion" if old else "_channel_conversion", converts)
+    if hasattr(preprocessor, "channel_conversion"):  # mmseg's own, before 1.4
+        preprocessor.channel_conversion = converts
+    else:
+        preprocessor._channel_conversion = converts
 
 
 def copy_without_waiting(preprocessor: Any) -> None:

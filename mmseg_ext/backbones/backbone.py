@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from mmseg_ext.layers.programs import is_recorded
+from mmseg_ext.layers.stochastic_depth import branch_divisors
 from mmseg_ext.layers.submodules import does_more_than_forward
 
 Settings = Mapping[str, Any]
@@ -59,6 +61,44 @@ def drop_rate(path: nn.Module) -> float | None:
     if type(path) is not DropPath or not path.training or does_more_than_forward(path):
         return None
     return path.drop_prob
+
+
+def planned_drop_rates(last: float, depth: int) -> list[float]:
+    """Return the rate of stochastic depth of each block, from 0 to `last` in equal steps."""
+    return [last * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def kept_branches(rates: Sequence[float]) -> Tensor:
+    """Return the probability to keep each of the two branches of each block (2 n,), in float32."""
+    return torch.tensor([1 - rate for rate in rates]).repeat_interleave(2)
+
+
+def draw_divisors(
+    blocks: Sequence[Any],
+    rates: Sequence[float],
+    keep: Tensor,
+    x: Tensor,
+    scale: float = 1.0,
+) -> list[tuple[Tensor, Tensor]]:
+    """Return divisors of both branches of each block of a stage, all drawn together.
+
+    The list is empty if the blocks have to call their `drop_path`: in recorded programs, in
+    evaluation, if all rates are zero, if a path is frozen or replaced, or if a rate was changed.
+
+    Args:
+        blocks: their `drop_path` is for both branches.
+        rates: the rates that the blocks were built with.
+        keep: `kept_branches(rates)`, on the device of the blocks.
+        x: the input of the first block, images first.
+        scale: divides all branches.
+    """
+    if is_recorded() or keep.dtype != torch.float32:  # after `half()` or `double()`
+        return []
+    now = [drop_rate(block.drop_path) for block in blocks]
+    if now != rates or not any(rates):
+        return []
+    divisors = branch_divisors(keep, 2 * now.count(0.0), len(x), x.ndim, scale)
+    return list(zip(divisors[::2], divisors[1::2], strict=True))
 
 
 class FeatureInfo(list):
@@ -125,15 +165,18 @@ class Backbone(BaseModule):
     ) -> None:
         """Check and store the options; `channels` and `strides` have an entry for every stage."""
         count = len(channels)
-        given = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-        if not given or any(not isinstance(i, int) or not -count <= i < count for i in given):
+        indices = [out_indices] if isinstance(out_indices, int) else list(out_indices)
+        in_range = all(isinstance(i, int) and -count <= i < count for i in indices)
+        if not indices or not in_range:
             raise ValueError(f"out_indices={out_indices}: not in [-{count}, {count - 1}]")
         if not -1 <= frozen_stages <= count:
             raise ValueError(f"frozen_stages={frozen_stages}: not in [-1, {count}]")
         self.arch = arch if isinstance(arch, str) else "custom"
-        self.out_indices = tuple(sorted({i % count for i in given}))
-        # A stage that does not run gets no gradient, and DDP would wait for it.
-        self.built = count if num_classes is not None else self.out_indices[-1] + 1
+        self.out_indices = tuple(sorted({i % count for i in indices}))
+        self.built = count
+        if num_classes is None:
+            # A stage that does not run gets no gradient, and DDP would wait for it.
+            self.built = self.out_indices[-1] + 1
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
         self.in_channels = in_channels
@@ -143,14 +186,15 @@ class Backbone(BaseModule):
     @property
     def feature_info(self) -> FeatureInfo:
         """Channels, stride and module of each returned map, as in timm."""
-        return FeatureInfo(
-            {
+        info = FeatureInfo()
+        for i in self.out_indices:
+            entry = {
                 "num_chs": self.stage_channels[i],
                 "reduction": self.stage_strides[i],
                 "module": self.parts[i + 1][-1],
             }
-            for i in self.out_indices
-        )
+            info.append(entry)
+        return info
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Return the depth of a parameter, and the number of depths, for layer-wise learning rates.
@@ -207,6 +251,7 @@ class Backbone(BaseModule):
             raise ValueError(f"images: shape {shape} is not (B, {self.in_channels}, H, W)")
 
     def _run(self, block: nn.Module, x: Tensor, *arguments: Any) -> Tensor:
+        """Return `block(x, *arguments)`; with `with_cp` compute it again in the backward pass."""
         if not (self.with_cp and x.requires_grad):
             return block(x, *arguments)
         contexts = lambda: (nullcontext(), _frozen_statistics(block))  # noqa: E731
@@ -252,6 +297,7 @@ class Backbone(BaseModule):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _other_shape(self, theirs: Mapping[str, Tensor]) -> str | None:
+        """Return the first key of the checkpoint with another shape, and both shapes."""
         for key, value in self.state_dict().items():
             if key in theirs and theirs[key].shape != value.shape:
                 their_shape, own_shape = tuple(theirs[key].shape), tuple(value.shape)
@@ -259,11 +305,14 @@ class Backbone(BaseModule):
         return None
 
     def _other_depth(self, theirs: Mapping[str, Tensor]) -> str | None:
-        # Stages that `out_indices` leaves out may be in the checkpoint.
+        """Return the first stage of the checkpoint with another number of blocks, and both."""
         ours = _block_counts(self.state_dict())
         for stage, count in _block_counts(theirs).items():
-            # In a plain transformer, `out_indices` leaves out blocks instead of stages.
-            most = len(self.stage_channels) if stage == "blocks" else ours.get(stage, count)
+            # Stages that `out_indices` leaves out may be in the checkpoint.
+            most = ours.get(stage, count)
+            if stage == "blocks":
+                # In a plain transformer, `out_indices` leaves out blocks instead of stages.
+                most = len(self.stage_channels)
             if not ours.get(stage, 0) <= count <= most:
                 return f"{stage}: {count} blocks in the checkpoint, {most} in the backbone"
         return None
@@ -297,8 +346,10 @@ def _block_counts(state_dict: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the number of blocks of each stage in a state dict."""
     counts: dict[str, int] = {}
     for key in state_dict:
-        if match := _BLOCK.match(key):
-            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+        match = _BLOCK.match(key)
+        if match:
+            stage, number = match[1], int(match[2])
+            counts[stage] = max(counts.get(stage, 0), number + 1)
     return counts
 
 

@@ -17,6 +17,7 @@ Deviations:
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +35,8 @@ def _padded(images: Tensor) -> Tensor:
     """Pad images (B, C, H, W) at the right and bottom to multiples of 16."""
     height, width = images.shape[2:]
     # Not -width % PATCH: torch.compile with dynamic sizes cannot prove bounds of that modulus.
-    right, bottom = (PATCH - width % PATCH) % PATCH, (PATCH - height % PATCH) % PATCH
+    right = (PATCH - width % PATCH) % PATCH
+    bottom = (PATCH - height % PATCH) % PATCH
     return F.pad(images, (0, right, 0, bottom))
 
 
@@ -64,6 +66,20 @@ class ConvPatchEmbed(nn.Module):
         x = F.relu(self.bn1(self.conv1(_padded(images))))
         x = F.relu(self.bn2(self.conv2(x)))
         return self.proj(x)
+
+
+def _count_mixing_blocks(settings: Settings, re_attention: bool) -> int:
+    """Return how many of the last blocks have re-attention.
+
+    Raises:
+        ValueError: if `re_attention_blocks` is not in [0, depth].
+    """
+    count, depth = settings["re_attention_blocks"], settings["depth"]
+    if count is None:
+        count = depth
+    if not 0 <= count <= depth:
+        raise ValueError(f"re_attention_blocks={count}: not in [0, {depth}]")
+    return count if re_attention else 0
 
 
 class DeepViT(TokenBackbone):
@@ -162,36 +178,48 @@ class DeepViT(TokenBackbone):
         depth, self.embed_dims = settings["depth"], settings["embed_dims"]
         if out_indices is None:
             out_indices = [max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)]
-        channels, strides = [self.embed_dims] * depth, [PATCH] * depth
-        options = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
-        self._set_options(arch, channels, strides, *options)
-        mixing_blocks = settings["re_attention_blocks"]
-        mixing_blocks = depth if mixing_blocks is None else mixing_blocks
-        if not 0 <= mixing_blocks <= depth:
-            raise ValueError(f"re_attention_blocks={mixing_blocks}: not in [0, {depth}]")
-        mixing_blocks = mixing_blocks if re_attention else 0
+        self._set_options(
+            arch,
+            channels=[self.embed_dims] * depth,
+            strides=[PATCH] * depth,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            num_classes=num_classes,
+            in_channels=in_channels,
+        )
+        mixing_blocks = _count_mixing_blocks(settings, re_attention)
         if scale_adjustment is None:
             scale_adjustment = settings["scale_adjustment"] if re_attention else 1.0
         self.grid = square_grid(img_size, PATCH)
+        tokens = math.prod(self.grid) + 1  # with the class token
 
         embed = ConvPatchEmbed if settings["conv_patch_embed"] else PatchEmbed
         self.patch_embed = embed(in_channels, self.embed_dims)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(self.grid) + 1, self.embed_dims))
-        sizes = (self.embed_dims, settings["num_heads"])
-        drops = {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-        plain = partial(SelfAttention, *sizes, **drops)
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, self.embed_dims))
+        options: dict[str, Any] = {
+            "embed_dim": self.embed_dims,
+            "num_heads": settings["num_heads"],
+            "attn_drop": attn_drop_rate,
+            "proj_drop": drop_rate,
+        }
+        plain = partial(SelfAttention, **options)
         mixing = partial(
             ReAttention,
-            *sizes,
-            **drops,
+            **options,
             norm=attention_norm,
             transform_scale=settings["transform_scale"],
-            reference_tokens=math.prod(self.grid) + 1 if rescale_norm else None,
+            reference_tokens=tokens if rescale_norm else None,
         )
-        norm_cfg = norm_cfg or {"type": "LN", "eps": 1e-6}
-        rates = (settings["mlp_ratio"], drop_rate, drop_path_rate)
-        attentions = [plain] * (depth - mixing_blocks) + [mixing] * mixing_blocks
-        self._build_blocks(attentions, *rates, norm_cfg, num_classes, scale_adjustment)
+        self._build_blocks(
+            [plain] * (depth - mixing_blocks) + [mixing] * mixing_blocks,
+            mlp_ratio=settings["mlp_ratio"],
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            norm_cfg=norm_cfg or {"type": "LN", "eps": 1e-6},
+            num_classes=num_classes,
+            scale_adjustment=scale_adjustment,
+        )
         nn.init.normal_(self.pos_embed, std=0.02)
         self._freeze_stages()

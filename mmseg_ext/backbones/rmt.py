@@ -14,7 +14,8 @@ are in `mmseg_ext.layers.manhattan_attention`.
 """
 
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,18 +28,17 @@ from mmseg_ext.backbones.backbone import (
     Backbone,
     OutIndices,
     Settings,
-    drop_rate,
+    draw_divisors,
     init_linear,
+    kept_branches,
+    planned_drop_rates,
     settings_of,
 )
 from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
 from mmseg_ext.layers.precision import compute_dtype
-from mmseg_ext.layers.programs import is_recorded
-from mmseg_ext.layers.stochastic_depth import branch_divisors
 
-# One entry per stage: blocks, width, heads, feed-forward ratio, decay range, decomposed attention
-# (along W, then H), and initial layer scale (None: no layer scale). Then stochastic depth.
+# The lists have one entry per stage, which `Stage` describes.
 _TINY: dict[str, Any] = {
     "depths": (2, 2, 8, 2),
     "embed_dims": (64, 128, 256, 512),
@@ -74,6 +74,52 @@ ARCHS = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "large": _LARGE}
 _DECAY_START = 2.0
 _STEM_STRIDE = 4
 _CLASSIFIER_WIDTH = 1024
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The settings of one stage.
+
+    Args:
+        depth: number of blocks.
+        width: channels.
+        ffn_ratio: hidden width of the feed-forward network over the width.
+        decay_range: see `ManhattanAttention`.
+        decomposed: attention along W and then along H, instead of attention over the full map.
+        layer_scale: initial value of the layer scale; None: no layer scale.
+    """
+
+    depth: int
+    width: int
+    num_heads: int
+    ffn_ratio: float
+    decay_range: float
+    decomposed: bool
+    layer_scale: float | None
+
+
+def stages_of(arch: Settings) -> list[Stage]:
+    """Return the stages of a complete arch.
+
+    Raises:
+        ValueError: if its lists have different lengths.
+    """
+    lengths = {key: len(arch[key]) for key in arch if key != "drop_path_rate"}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"arch: lists of different lengths {lengths}; use one entry per stage")
+    stages = []
+    for i in range(lengths["depths"]):
+        stage = Stage(
+            depth=arch["depths"][i],
+            width=arch["embed_dims"][i],
+            num_heads=arch["num_heads"][i],
+            ffn_ratio=arch["ffn_ratios"][i],
+            decay_range=arch["decay_ranges"][i],
+            decomposed=arch["decomposed"][i],
+            layer_scale=arch["layer_scales"][i],
+        )
+        stages.append(stage)
+    return stages
 
 
 def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
@@ -157,66 +203,76 @@ class RMT(Backbone):
     ):
         super().__init__(init_cfg)
         settings = settings_of(arch, ARCHS, ARCHS["tiny"])
-        lengths = {key: len(settings[key]) for key in settings if key != "drop_path_rate"}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"arch: lists of different lengths {lengths}; use one entry per stage")
-        strides = [_STEM_STRIDE * 2**i for i in range(lengths["depths"])]
-        shared = (out_indices, frozen_stages, with_cp, num_classes, in_channels)
-        self._set_options(arch, settings["embed_dims"], strides, *shared)
+        stages = stages_of(settings)
+        self._set_options(
+            arch,
+            channels=[stage.width for stage in stages],
+            strides=[_STEM_STRIDE * 2**i for i in range(len(stages))],
+            out_indices=out_indices,
+            frozen_stages=frozen_stages,
+            with_cp=with_cp,
+            num_classes=num_classes,
+            in_channels=in_channels,
+        )
         norm_cfg = norm_cfg or {"type": "BN"}
         widths = self.stage_channels[: self.built]
         self.stem = _stem(in_channels, widths[0], norm_cfg)
-        self.downsamples = nn.ModuleList(
-            _downsample(before, after, norm_cfg) for before, after in pairwise(widths)
-        )
+        self.downsamples = nn.ModuleList()
+        for before, after in pairwise(widths):
+            self.downsamples.append(_downsample(before, after, norm_cfg))
         rate = settings["drop_path_rate"] if drop_path_rate is None else drop_path_rate
-        last = max(sum(settings["depths"]) - 1, 1)
-        drop_paths = (rate * i / last for i in range(last + 1))
-        self.stages = nn.ModuleList()
-        self._rates: list[list[float]] = []  # of stochastic depth
-        for i, width in enumerate(widths):
-            names = ("num_heads", "ffn_ratios", "layer_scales", "decay_ranges", "decomposed")
-            heads, ratio, scale, decay_range, decomposed = (settings[name][i] for name in names)
-            options: dict[str, Any] = dict(decay_start=_DECAY_START, decay_range=decay_range)
-            options |= dict(decomposed=decomposed, decay=decay, lce=lce, cpe=cpe, layer_scale=scale)
-            blocks = nn.ModuleList()
-            self._rates.append(list(islice(drop_paths, settings["depths"][i])))
-            for path_rate in self._rates[i]:
-                drop_path = DropPath(path_rate)
-                block = ManhattanBlock(width, heads, ratio, drop_path=drop_path, **options)
-                blocks.append(block)
-            keep = [1 - path_rate for path_rate in self._rates[i] for _ in range(2)]
-            self.register_buffer(f"keep_{i}", torch.tensor(keep), persistent=False)
-            self.stages.append(blocks)
+        self._build_stages(stages, rate, {"decay": decay, "lce": lce, "cpe": cpe})
         self.out_norms = nn.ModuleDict()
         self.classifier = None
         if num_classes is None:
-            self.out_norms.update({str(i): nn.LayerNorm(widths[i]) for i in self.out_indices})
+            for i in self.out_indices:
+                self.out_norms[str(i)] = nn.LayerNorm(widths[i])
         else:
             self.classifier = _Classifier(widths[-1], num_classes, norm_cfg)
         self.apply(init_linear)
         self._freeze_stages()
+
+    def _build_stages(
+        self, stages: Sequence[Stage], drop_path_rate: float, options: dict[str, Any]
+    ) -> None:
+        """Build the blocks; `options` are arguments of every `ManhattanBlock`."""
+        depths = [stage.depth for stage in stages]
+        rates = planned_drop_rates(drop_path_rate, sum(depths))
+        self.stages = nn.ModuleList()
+        self._rates: list[list[float]] = []  # of stochastic depth, in each stage
+        for i, stage in enumerate(stages[: self.built]):
+            first = sum(depths[:i])
+            stage_rates = rates[first : first + stage.depth]
+            blocks = nn.ModuleList()
+            for path_rate in stage_rates:
+                block = ManhattanBlock(
+                    stage.width,
+                    stage.num_heads,
+                    stage.ffn_ratio,
+                    drop_path=DropPath(path_rate),
+                    layer_scale=stage.layer_scale,
+                    decay_start=_DECAY_START,
+                    decay_range=stage.decay_range,
+                    decomposed=stage.decomposed,
+                    **options,
+                )
+                blocks.append(block)
+            self.stages.append(blocks)
+            self._rates.append(stage_rates)
+            self.register_buffer(f"keep_{i}", kept_branches(stage_rates), persistent=False)
 
     @property
     def parts(self) -> list[list[str]]:
         later = [[f"downsamples.{i - 1}", f"stages.{i}"] for i in range(1, self.built)]
         return [["stem"], ["stages.0"], *later]
 
-    def _divisors(self, stage: int, x: Tensor) -> Sequence[tuple[Tensor, Tensor] | None]:
-        """Return divisors of both branches of each block, or None where `drop_path` is called."""
-        blocks: Any = self.stages[stage]
-        called = [None] * len(blocks)
-        keep = self.get_buffer(f"keep_{stage}")
-        if is_recorded() or keep.dtype != torch.float32:
-            return called
+    def _divisors(self, stage: int, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return divisors of both branches of each block, or [] if the blocks call `drop_path`."""
         # mmcv rounds the quotient to half precision. On a CPU, results stay the same.
         if compute_dtype(x) != torch.float32 and not x.is_cuda:
-            return called
-        rates = [drop_rate(block.drop_path) for block in blocks]
-        if rates != self._rates[stage] or not any(rates):
-            return called
-        divisors = branch_divisors(keep, 2 * rates.count(0.0), len(x))
-        return list(zip(divisors[::2], divisors[1::2], strict=True))
+            return []
+        blocks: Any = self.stages[stage]
+        return draw_divisors(blocks, self._rates[stage], self.get_buffer(f"keep_{stage}"), x)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Map images (B, C, H, W) to logits (B, num_classes) or maps (B, C_i, h_i, w_i)."""
@@ -229,8 +285,12 @@ class RMT(Backbone):
                 x = self.downsamples[i - 1](x)
             x = channels_last(x)  # (B, h_i, w_i, C_i)
             terms = blocks[0].attn.position_terms(x)  # its blocks have equal settings
-            for block, divisors in zip(blocks, self._divisors(i, x), strict=True):
-                x = self._run(block, x, *([terms, divisors] if takes_terms(block) else []))
+            divisors = self._divisors(i, x) or [None] * len(blocks)
+            for block, of_branches in zip(blocks, divisors, strict=True):
+                if takes_terms(block):
+                    x = self._run(block, x, terms, of_branches)
+                else:  # an adapter's
+                    x = self._run(block, x)
             if str(i) in self.out_norms:
                 maps.append(channels_first(self.out_norms[str(i)](x)))
             x = channels_first(x)  # (B, C_i, h_i, w_i)

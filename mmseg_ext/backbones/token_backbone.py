@@ -1,6 +1,7 @@
 """The base class of the plain transformers: patches and a class token, blocks, feature maps."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,10 +9,14 @@ from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mmseg_ext.backbones.backbone import Backbone, drop_rate, init_linear
+from mmseg_ext.backbones.backbone import (
+    Backbone,
+    draw_divisors,
+    init_linear,
+    kept_branches,
+    planned_drop_rates,
+)
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.programs import is_recorded
-from mmseg_ext.layers.stochastic_depth import branch_divisors
 from mmseg_ext.layers.submodules import does_more_than_forward
 
 
@@ -131,7 +136,8 @@ class TokenBackbone(Backbone):
     @property
     def parts(self) -> list[list[str]]:
         stem = [self.stem, "cls_token", "pos_embed", "pos_drop"]
-        return [stem, *([f"blocks.{i}"] for i in range(self.built))]
+        blocks = [[f"blocks.{i}"] for i in range(self.built)]
+        return [stem, *blocks]
 
     def _build_blocks(
         self,
@@ -148,40 +154,44 @@ class TokenBackbone(Backbone):
         `attentions` has an entry for every block.
         """
         depth, width = len(attentions), self.stage_channels[0]
-        rates = [drop_path_rate * i / max(depth - 1, 1) for i in range(depth)]
-        self._rates = rates[: self.built]
-        keep = [1 - rate for rate in self._rates for _ in ("attention", "MLP")]
-        self.register_buffer("keep", torch.tensor(keep), persistent=False)
+        self._rates = planned_drop_rates(drop_path_rate, depth)[: self.built]
+        self.register_buffer("keep", kept_branches(self._rates), persistent=False)
         self.pos_drop = nn.Dropout(drop_rate)
-        self.blocks = nn.ModuleList(
-            Block(
-                width, attentions[i](), mlp_ratio, drop_rate, rates[i], norm_cfg, scale_adjustment
+        self.blocks = nn.ModuleList()
+        for build_attention, path_rate in zip(attentions[: self.built], self._rates, strict=True):
+            block = Block(
+                width,
+                build_attention(),
+                mlp_ratio,
+                drop_rate,
+                path_rate,
+                norm_cfg,
+                scale_adjustment,
             )
-            for i in range(self.built)
-        )
+            self.blocks.append(block)
         # The norm belongs to the last block. Without that block it would get no gradient.
-        complete = self.built == depth
-        self.norm = build_norm_layer(norm_cfg, width)[1] if complete else nn.Identity()
-        self.head = None if num_classes is None else nn.Linear(width, num_classes)
+        self.norm = nn.Identity()
+        if self.built == depth:
+            self.norm = build_norm_layer(norm_cfg, width)[1]
+        self.head = None
+        if num_classes is not None:
+            self.head = nn.Linear(width, num_classes)
         nn.init.normal_(self.cls_token, std=0.02)
         self.apply(init_linear)
 
     def _divisors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return divisors of the branches of each block, or [] if the blocks call `drop_path`.
 
-        They start fewer operators, which only a GPU needs.
+        They start fewer operators, which only a GPU needs. On a CPU the random numbers, and so the
+        results of trainings, stay the same.
         """
-        keep = self.get_buffer("keep")
-        if x.device.type != "cuda" or is_recorded() or keep.dtype != torch.float32:
+        if not x.is_cuda:
             return []
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
-        rates = [drop_rate(block.drop_path) for block in blocks]
-        if rates != self._rates or not any(rates):
-            return []
-        constant, scale = 2 * rates.count(0.0), blocks[0].scale_adjustment
-        divisors = branch_divisors(keep, constant, len(x), scale)
-        divisors = [divisor[..., 0] for divisor in divisors]  # each (B, 1, 1)
-        return list(zip(divisors[::2], divisors[1::2], strict=True))
+        blocks: list[Any] = list(self.blocks)
+        if not all(isinstance(block, Block) for block in blocks):
+            return []  # one of them was replaced, and may not take divisors
+        scale = blocks[0].scale_adjustment
+        return draw_divisors(blocks, self._rates, self.get_buffer("keep"), x, scale)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Map images (B, 3, H, W) to logits (B, num_classes) or a tuple of maps (B, C, h, w)."""
@@ -194,7 +204,10 @@ class TokenBackbone(Backbone):
         maps = []
         divisors = self._divisors(x)
         for i, block in enumerate(self.blocks):
-            x = self._run(block, x, *([divisors[i]] if divisors else []))
+            if divisors:
+                x = self._run(block, x, divisors[i])
+            else:
+                x = self._run(block, x)
             if self.head is None and i in self.out_indices:
                 out = self.norm(x) if i == len(self.stage_channels) - 1 else x
                 maps.append(out[:, 1:].transpose(1, 2).unflatten(2, grid))  # (B, C, h, w)

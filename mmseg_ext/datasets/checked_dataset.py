@@ -34,9 +34,14 @@ _REPLACED: dict[Any, type] = {
 
 def _replaced(entry: Any) -> Any:
     """Return an entry of a pipeline, with this package's class for a stock transform."""
-    kind = entry.get("type") if isinstance(entry, dict) else None
-    kind = TRANSFORMS.get(kind) if isinstance(kind, str) else kind
-    return {**entry, "type": _REPLACED[kind]} if kind in _REPLACED else entry
+    if not isinstance(entry, dict):
+        return entry
+    kind = entry.get("type")
+    if isinstance(kind, str):
+        kind = TRANSFORMS.get(kind)
+    if kind not in _REPLACED:
+        return entry
+    return {**entry, "type": _REPLACED[kind]}
 
 
 @DATASETS.register_module()
@@ -59,13 +64,17 @@ class CheckedDataset(BaseSegDataset):
     EXPECTED: str = ""
 
     def __init__(self, *args, pipeline: Sequence = (), **kwargs):
-        super().__init__(*args, pipeline=list(map(_replaced, pipeline)), **kwargs)
+        pipeline = [_replaced(entry) for entry in pipeline]
+        super().__init__(*args, pipeline=pipeline, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):
             if not fileio.exists(path, self.backend_args):
                 raise MissingDataError(self._missing(f"{path}: does not exist"))
-        entries = super().load_data_list() if self.ann_file else self._list_folders()
+        if self.ann_file:
+            entries = super().load_data_list()
+        else:
+            entries = self._list_folders()
         if not entries:
             pattern = f"*{self.img_suffix.lstrip('*')}"
             where = self.ann_file or os.path.join(self.data_prefix["img_path"], pattern)
@@ -89,19 +98,18 @@ class CheckedDataset(BaseSegDataset):
 
     def _list_folders(self) -> list[dict]:
         """Return the entries of the folders; suffixes match in upper and lower case."""
-        wanted = IMAGE_SUFFIXES if self.img_suffix == "*" else (self.img_suffix,)
         folder = self.data_prefix["img_path"]
-        endings = tuple(suffix.lower() for suffix in wanted)
-        images = (path for path in Path(folder).rglob("*") if path.name.lower().endswith(endings))
-        if gone := sorted(path for path in images if path.is_symlink() and not path.exists()):
-            raise MissingDataError(
-                f"{gone[0]}: links to {gone[0].readlink()}, which is gone, as {len(gone)} images "
-                "here; restore them, or delete the links; new_project makes new links"
-            )
-        names = list(fileio.list_dir_or_file(folder, list_dir=False, recursive=True))
+        endings: Sequence[str] = [self.img_suffix.lower()]
+        if self.img_suffix == "*":
+            endings = IMAGE_SUFFIXES
+        _check_links(Path(folder), endings)
+        found = set()  # as files spell them: .jpg and .JPG
+        for name in fileio.list_dir_or_file(folder, list_dir=False, recursive=True):
+            for ending in endings:
+                if name.lower().endswith(ending):
+                    found.add(name[-len(ending) :])
         entries = []
-        spelled = {n[-len(s) :] for n in names for s in endings if n.lower().endswith(s)}
-        for self.img_suffix in spelled:
+        for self.img_suffix in found:  # which mmsegmentation reads
             entries += super().load_data_list()
         return sorted(entries, key=lambda entry: entry["img_path"])
 
@@ -109,6 +117,21 @@ class CheckedDataset(BaseSegDataset):
         if not self.EXPECTED:
             return problem
         return f"{problem}; {os.path.abspath(self.data_root or '')} needs {self.EXPECTED}"
+
+
+def _check_links(folder: Path, endings: Sequence[str]) -> None:
+    """Raise a MissingDataError if images in the folder are links to files that are gone."""
+    gone = []
+    for path in folder.rglob("*"):
+        is_image = path.name.lower().endswith(tuple(endings))
+        if is_image and path.is_symlink() and not path.exists():
+            gone.append(path)
+    if gone:
+        first = min(gone)
+        raise MissingDataError(
+            f"{first}: links to {first.readlink()}, which is gone, as {len(gone)} images here; "
+            "restore them, or delete the links; new_project makes new links"
+        )
 
 
 _CONVERTERS = os.path.join(os.path.dirname(mmseg.__file__), ".mim/tools/dataset_converters")

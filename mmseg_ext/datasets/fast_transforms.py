@@ -1,7 +1,12 @@
 """mmsegmentation's `RandomCrop` and `PhotoMetricDistortion`, with equal results in less time.
 
-Both make the same random draws, so a training with them is the same, bit by bit. `CheckedDataset`
-builds them where a pipeline names mmsegmentation's.
+`RandomCrop` counts the pixels of each class up to ten times for an image, and each time sorts the
+labels of a crop. `PhotoMetricDistortion` multiplies each pixel in float32, although there are only
+256 values of a byte. The classes here use tables instead. They make the same random draws, so a
+training with them is the same, bit by bit.
+
+`CheckedDataset` builds them where a pipeline names mmsegmentation's classes; that is the only place
+which selects them.
 """
 
 from typing import Any
@@ -19,17 +24,17 @@ class CountingRandomCrop(RandomCrop):
     def crop_bbox(self, results: dict) -> tuple[int, int, int, int]:
         """Draw top, bottom, left and right, again if one class has too many of the pixels."""
         size = results["img"].shape[:2]
-        box = self._draw(size)
+        box = self._draw_box(size)
         if self.cat_max_ratio >= 1:
             return box
         for _ in range(10):
             counts = self._class_counts(self.crop(results["gt_seg_map"], box))
             if len(counts) > 1 and counts.max() / counts.sum() < self.cat_max_ratio:
                 break
-            box = self._draw(size)
+            box = self._draw_box(size)
         return box
 
-    def _draw(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    def _draw_box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
         height, width = self.crop_size
         top = np.random.randint(0, max(size[0] - height, 0) + 1)
         left = np.random.randint(0, max(size[1] - width, 0) + 1)
@@ -37,16 +42,16 @@ class CountingRandomCrop(RandomCrop):
 
     def _class_counts(self, label: np.ndarray) -> np.ndarray:
         """Return the number of pixels of each class in a label map, without ignored pixels."""
-        if label.dtype != np.uint8:
-            classes, counts = np.unique(label, return_counts=True)
-        else:
+        if label.dtype == np.uint8:
             counts = np.bincount(label.ravel())
             classes = np.flatnonzero(counts)
             counts = counts[classes]
+        else:  # with values that are no index, as -1
+            classes, counts = np.unique(label, return_counts=True)
         return counts[classes != self.ignore_index]
 
 
-_BYTES = np.arange(256, dtype=np.uint8)
+_BYTES = np.arange(256, dtype=np.uint8)  # the input of each table
 
 
 class TablePhotoMetricDistortion(PhotoMetricDistortion):

@@ -62,42 +62,68 @@ class CheckedLoadImage(LoadImageFromFile):
 
         If the results have `pixels`, they replace the file, which `img_path` then only names.
         """
-        path, flag = results["img_path"], self.color_type
-        turned = not (results.get("seg_map_path") or flag.endswith("ignore_orientation"))
-        if not turned and flag in ("color", "grayscale"):
-            flag += "_ignore_orientation"
+        path = results["img_path"]
         pixels, content = results.pop("pixels", None), results.pop("content", None)
         if pixels is None:
             if content is None:
                 content = read_bytes(path, self.backend_args)
-            own = self.imdecode_backend == "cv2" and flag != "unchanged"
-            if own and (self.channels != 3 or is_tiff(content) or is_deep(content)):
+            if self._is_beyond_mmcv(content):
                 pixels = read(content, path)
+        has_labels = bool(results.get("seg_map_path"))
+        rotates = not has_labels and not self.color_type.endswith("ignore_orientation")
         if pixels is None:
+            flag = self.color_type
+            if not rotates and flag in ("color", "grayscale"):
+                flag += "_ignore_orientation"
             image = decode(content, path, flag, self.imdecode_backend)
         else:
-            pixels = pixels.upright() if turned else pixels
-            scaled = self.value_range is None and flag != "unchanged"
-            if note := pixels.dark_note() if scaled else None:
-                results["value_note"] = note
-                if note not in warned_kinds:
-                    warned_kinds.add(note)
-                    warnings.warn(f"{path}: {note}", stacklevel=2)
+            if rotates:
+                pixels = pixels.upright()
+            if self.value_range is None and self.color_type != "unchanged":
+                _note_missing_range(pixels, path, results)
             image = self._convert(pixels, path)
-        results["img"] = image.astype(np.float32) if self.to_float32 else image
+        if self.to_float32:
+            image = image.astype(np.float32)
+        results["img"] = image
         results["img_shape"] = results["ori_shape"] = image.shape[:2]
         return results
 
+    def _is_beyond_mmcv(self, content: bytes) -> bool:
+        """Return whether mmcv would read the file with other values or channels."""
+        if self.imdecode_backend != "cv2" or self.color_type == "unchanged":
+            return False  # the user chose how mmcv reads it
+        return self.channels != 3 or is_tiff(content) or is_deep(content)
+
     def _convert(self, pixels: Pixels, name: str) -> np.ndarray:
-        if self.color_type == "unchanged":  # as mmcv reads files
-            colors = pixels.values.shape[2] in (3, 4) and self.imdecode_backend != "tifffile"
-            image = pixels.values
-            return image[..., [2, 1, 0, 3][: image.shape[2]]] if colors else image
+        """Return the image (H, W, channels), or (H, W) for a gray `color_type`."""
+        if self.color_type == "unchanged":
+            return self._unchanged(pixels.values)
         try:
             image = pixels.fit(self.channels, self.value_range)
         except ValueError as error:
             raise UnreadableFileError(f"{name}: {error}") from error
         image = np.ascontiguousarray(image)
-        image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR) if self.channels == 3 else image
-        gray = self.color_type.startswith("grayscale")
-        return cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if gray else image
+        if self.channels == 3:
+            image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        if self.color_type.startswith("grayscale"):
+            image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+        return image
+
+    def _unchanged(self, values: np.ndarray) -> np.ndarray:
+        """Return values (H, W, channels) in the order in which mmcv reads them from a file."""
+        channels = values.shape[2]
+        if self.imdecode_backend == "tifffile" or channels not in (3, 4):
+            return values
+        blue_green_red_alpha = [2, 1, 0, 3]
+        return values[..., blue_green_red_alpha[:channels]]
+
+
+def _note_missing_range(pixels: Pixels, path: str, results: dict) -> None:
+    """Add `value_note` for an image that may be dark without a range; warn once for each kind."""
+    note = pixels.dark_note()
+    if not note:
+        return
+    results["value_note"] = note
+    if note not in warned_kinds:
+        warned_kinds.add(note)
+        warnings.warn(f"{path}: {note}", stacklevel=3)

@@ -21,8 +21,9 @@ from mmseg_ext.images.values import is_tiff
 def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
     """Return the label map in `data`: (H, W), uint8 or uint16."""
     if backend == "cv2" and is_tiff(data):
-        values = read(data, path, indices=True).values
-        label = values[..., 0] if values.shape[2] == 1 else values
+        label = read(data, path, indices=True).values
+        if label.shape[2] == 1:
+            label = label[..., 0]
     else:
         label = decode(data, path, "unchanged", backend)
     if label.ndim != 2:
@@ -35,7 +36,9 @@ def _decode_label(data: bytes, path: str, backend: str) -> np.ndarray:
             f"{path}: is {label.dtype} with values {label.min()} to {label.max()}; "
             "save it with 8 or 16 bits"
         )
-    return label if label.dtype == np.uint8 else label.astype(np.uint16)
+    if label.dtype != np.uint8:
+        label = label.astype(np.uint16)
+    return label
 
 
 @lru_cache(8)  # a dataset's label maps have the same classes
@@ -54,13 +57,16 @@ def _class_table(
         table[reduced == old_class] = new_class
     old_classes = [old_class for old_class, _ in label_map] or list(range(num_classes))
     known = np.isin(reduced, old_classes) | (reduced == ignored)
-    legal = known & ((table < num_classes) | (table == ignored)) & (table < 256)
-    return np.where(legal, table, -1)
+    mapped = (table < num_classes) | (table == ignored)
+    has_8_bits = table < 256
+    return np.where(known & mapped & has_8_bits, table, -1)
 
 
 def _look_up(table: np.ndarray, label: np.ndarray) -> np.ndarray:
     """Return `table[label]` for a table of bytes."""
-    return cv2.LUT(label, table) if label.dtype == np.uint8 else table[label]
+    if label.dtype == np.uint8:
+        return cv2.LUT(label, table)  # in less time
+    return table[label]
 
 
 def describe_counts(values: Iterable[int], counts: Iterable[int]) -> str:
@@ -93,8 +99,11 @@ class CheckedLoadAnnotations(LoadAnnotations):
             if "sample_idx" not in results:
                 return
             raise LabelError(f"{results['img_path']}: its annotation is missing (no seg_map_path)")
-        own = dict(num_classes=self.num_classes, reduce_zero_label=self.reduce_zero_label)
-        info: dict = results | {key: value for key, value in own.items() if value is not None}
+        info = dict(results)  # with this transform's own settings
+        if self.num_classes is not None:
+            info["num_classes"] = self.num_classes
+        if self.reduce_zero_label is not None:
+            info["reduce_zero_label"] = self.reduce_zero_label
         path = info["seg_map_path"]
         label = _decode_label(read_bytes(path, self.backend_args), path, self.imdecode_backend)
         height, width = info.get("ori_shape", label.shape)[:2]
@@ -105,13 +114,19 @@ class CheckedLoadAnnotations(LoadAnnotations):
             )
         num_classes = info.get("num_classes") or 256
         ignored = info.get("ignore_index", 255)
-        label_map = tuple((info.get("label_map") or {}).items())
-        size, reduce_zero = max(256, int(label.max()) + 1), bool(info.get("reduce_zero_label"))
-        table = _class_table(size, num_classes, ignored, reduce_zero, label_map)
+        table = _class_table(
+            size=max(256, int(label.max()) + 1),
+            num_classes=num_classes,
+            ignored=ignored,
+            reduce_zero=bool(info.get("reduce_zero_label")),
+            label_map=tuple((info.get("label_map") or {}).items()),
+        )
         illegal = _look_up((table < 0).view(np.uint8), label).view(bool)  # (H, W)
         if illegal.any():
-            counts = describe_counts(*np.unique(label[illegal], return_counts=True))
-            expected = set(np.flatnonzero(table >= 0).tolist()) - {ignored} or {ignored}
+            values, pixels = np.unique(label[illegal], return_counts=True)
+            counts = describe_counts(values, pixels)
+            legal_values = np.flatnonzero(table >= 0).tolist()
+            expected = set(legal_values) - {ignored} or {ignored}
             raise LabelError(
                 f"{path}: values outside the {num_classes} classes: {counts}; expected "
                 f"{min(expected)} to {max(expected)}, or {ignored} for ignored pixels"

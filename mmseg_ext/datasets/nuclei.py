@@ -23,7 +23,11 @@ REACH = 3  # pixels: a border pixel is at most this far from two nuclei
 def split_of(name: str) -> str:
     """Return the split of an ID, which depends only on the ID."""
     position = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
-    return "train" if position < 0.6 else "val" if position < 0.8 else "test"
+    if position < 0.6:
+        return "train"
+    if position < 0.8:
+        return "val"
+    return "test"
 
 
 def number_nuclei(folder: Path) -> np.ndarray:
@@ -89,17 +93,19 @@ class NucleiDataset(CheckedDataset):
 
     def _list_folders(self) -> list[dict]:
         root = Path(self.data_prefix["img_path"])
-        names = [path.name for path in sorted(root.iterdir()) if split_of(path.name) == self.split]
-        return [
-            {
-                "img_path": str(root / name / "images" / f"{name}.png"),
-                "seg_map_path": str(_label_map(root / name)),
+        entries = []
+        for folder in sorted(root.iterdir()):
+            if split_of(folder.name) != self.split:
+                continue
+            entry = {
+                "img_path": str(folder / "images" / f"{folder.name}.png"),
+                "seg_map_path": str(_label_map(folder)),
                 "label_map": self.label_map,
                 "reduce_zero_label": self.reduce_zero_label,
                 "seg_fields": [],
             }
-            for name in names
-        ]
+            entries.append(entry)
+        return entries
 
 
 def _label_map(source: Path) -> Path:

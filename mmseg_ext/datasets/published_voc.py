@@ -64,9 +64,13 @@ class PadToRemainder(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         image = results["img"].astype(np.float32, copy=False)
-        bottom, right = ((self.remainder - size) % self.divisor for size in image.shape[:2])
-        border = (0, bottom, 0, right, cv2.BORDER_CONSTANT)
-        results["img"] = image = cv2.copyMakeBorder(image, *border, value=self.pad_val)
+        height, width = image.shape[:2]
+        bottom = (self.remainder - height) % self.divisor
+        right = (self.remainder - width) % self.divisor
+        image = cv2.copyMakeBorder(
+            image, 0, bottom, 0, right, cv2.BORDER_CONSTANT, value=self.pad_val
+        )
+        results["img"] = image
         results["img_shape"] = results["pad_shape"] = image.shape[:2]
         results["img_padding_size"] = (0, right, 0, bottom)
         return results

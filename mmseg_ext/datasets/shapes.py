@@ -39,14 +39,36 @@ class Recipe:
 
 # The distance to the border in units of the radius, negative inside; u, v point right and down.
 Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _disc(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.hypot(u, v) - 1.0
+
+
+def _ring(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.abs(np.hypot(u, v) - 0.78) - 0.27
+
+
+def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.maximum(np.abs(u), np.abs(v)) - 0.85
+
+
+def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6
+
+
+def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    longer = np.maximum(np.abs(u), np.abs(v))
+    shorter = np.minimum(np.abs(u), np.abs(v))
+    return np.maximum(longer - 1.05, shorter - 0.33)
+
+
 FORMS: dict[str, Form] = {
-    "disc": lambda u, v: np.hypot(u, v) - 1.0,
-    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.78) - 0.27,
-    "square": lambda u, v: np.maximum(np.abs(u), np.abs(v)) - 0.85,
-    "triangle": lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6,
-    "cross": lambda u, v: np.maximum(
-        np.maximum(np.abs(u), np.abs(v)) - 1.05, np.minimum(np.abs(u), np.abs(v)) - 0.33
-    ),
+    "disc": _disc,
+    "ring": _ring,
+    "square": _square,
+    "triangle": _triangle,
+    "cross": _cross,
 }
 
 
@@ -157,12 +179,16 @@ def render_objects(seed: int, index: int, size: int = 128) -> tuple[np.ndarray, 
     canvas = _Canvas(size, rng)
     scale = size / 128
     for _ in range(rng.integers(7, 13)):
-        form, radius = (_blob(rng), (8, 26)) if rng.random() < 0.7 else (_stroke(rng), (20, 60))
-        canvas.paint(form, rng.uniform(*radius) * scale)
+        if rng.random() < 0.7:
+            form, smallest, largest = _blob(rng), 8, 26
+        else:
+            form, smallest, largest = _stroke(rng), 20, 60
+        canvas.paint(form, rng.uniform(smallest, largest) * scale)
     canvas.defocus(3.0 * scale)
     kinds = rng.permutation(len(FORMS))[:2]
     for number, kind in enumerate(rng.choice(kinds, rng.integers(3, 7))):
-        form, radius = list(FORMS.values())[kind], rng.uniform(19, 29) * scale
+        form = list(FORMS.values())[kind]
+        radius = rng.uniform(19, 29) * scale
         canvas.paint(form, radius, tilt=0.2, margin=0.08, label=kind + 1 + OBJECT * number)
     for _ in range(rng.integers(0, 3)):
         canvas.paint(_stroke(rng), rng.uniform(20, 50) * scale)
@@ -193,7 +219,8 @@ def generate(root: str | Path, recipe: Recipe) -> None:
     Raises:
         FileExistsError: if `root` exists with other content or another recipe.
     """
-    root, marker = Path(root), {"version": VERSION, **asdict(recipe)}
+    root = Path(root)
+    marker = {"version": VERSION, **asdict(recipe)}
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(root.with_name(f".{root.name}.lock")):
@@ -204,7 +231,9 @@ def generate(root: str | Path, recipe: Recipe) -> None:
                 (partial / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
                 partial.rename(root)
     path = root / MARKER
-    found = json.loads(path.read_text()) if path.is_file() else "no ShapesDataset"
+    found = "no ShapesDataset"
+    if path.is_file():
+        found = json.loads(path.read_text())
     if found != marker:
         raise FileExistsError(
             f"data_root={str(root)!r}: contains {found} instead of {marker}; "
@@ -213,8 +242,10 @@ def generate(root: str | Path, recipe: Recipe) -> None:
 
 
 def _write(folder: Path, recipe: Recipe) -> None:
-    names = ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation")
-    images, labels, lists = (folder / name for name in names)
+    """Draw the scenes of both splits into a new folder."""
+    images = folder / "JPEGImages"
+    labels = folder / "SegmentationClass"
+    lists = folder / "ImageSets/Segmentation"
     for path in (images, labels, lists):
         path.mkdir(parents=True)
     print(f"Generating {recipe.train + recipe.val} scenes (seed {recipe.seed})", flush=True)

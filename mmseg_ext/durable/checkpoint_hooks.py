@@ -67,8 +67,13 @@ class DurableCheckpointHook(CheckpointHook):
 
     _run: str | None = None  # the identity of a `DurableRunner`'s run
     # A higher 'IoU.crop' is better, too; mmengine knows only the means.
-    _default_greater_keys = [*CheckpointHook._default_greater_keys, "IoU.", "Dice.", "Fscore."]
-    _default_greater_keys += ["Recall."]
+    _default_greater_keys = [
+        *CheckpointHook._default_greater_keys,
+        "IoU.",
+        "Dice.",
+        "Fscore.",
+        "Recall.",
+    ]
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -171,9 +176,12 @@ class DurableCheckpointHook(CheckpointHook):
         """Return the steps, up to `last`, of the run's regular checkpoints in `folder`, sorted."""
         steps = []
         for path in folder.glob("*"):
-            series, step = self._series(path) or ("other", 0)
-            regular = series == "" and step <= last
-            if regular and origin_of(path)[0] == run:
+            found = self._series(path)
+            if found is None:
+                continue
+            series, step = found
+            is_regular = series == "" and step <= last
+            if is_regular and origin_of(path).run == run:
                 steps.append(step)
         return sorted(steps)
 
@@ -227,7 +235,8 @@ class DurableCheckpointHook(CheckpointHook):
 
     def _series(self, path: Path) -> tuple[str, int] | None:
         """Return what is before the template in a name, such as 'best_mIoU_', and the step."""
-        found = re.fullmatch(f"(.*?){series_pattern(self.filename_tmpl).pattern}", path.name)
+        pattern = f"(.*?){series_pattern(self.filename_tmpl).pattern}"  # 'best_mIoU_iter_500.pth'
+        found = re.fullmatch(pattern, path.name)
         return (found[1], int(found[2])) if found else None
 
     def _best(self, runner) -> list[Path]:
@@ -248,16 +257,20 @@ class DurableCheckpointHook(CheckpointHook):
         names = {path.name for path in needed}  # a path can be spelled in several ways
         newest = {}  # the needed checkpoint of each series
         for path in needed:
-            if found := self._series(path):
+            found = self._series(path)
+            if found is not None:
                 newest[found[0]] = path
         for path in sorted(folder.glob("*")):
-            series, saved_at = self._series(path) or ("", step)
+            found = self._series(path)
+            if found is None or path.name in names:
+                continue
+            series, saved_step = found
             newer = newest.get(series)
-            if path.name in names or saved_at >= step:
+            if newer is None or saved_step >= step:
                 continue
-            if newer is None or not newer.is_file():
+            if not newer.is_file():
                 continue
-            if origin_of(newer)[0] == origin_of(path)[0] == self._run:
+            if origin_of(newer).run == origin_of(path).run == self._run:
                 runner.logger.info(f"removing {path}: {newer.name} replaces it")
                 path.unlink(missing_ok=True)
 
@@ -303,13 +316,13 @@ class StopOnSignalHook(Hook):
             number = int(shared)
         if not number:
             return
-        name = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
+        what = f"{signal.Signals(number).name}: stopped after iteration {runner.iter + 1}"
         hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook)]
         # The first hook that saves the optimizer, else the first one.
         hook = max(hooks, key=lambda hook: hook.save_optimizer, default=None)
         if hook is None:
-            raise RunError(f"{name} without saving; add default_hooks.checkpoint to the config")
+            raise RunError(f"{what} without saving; add default_hooks.checkpoint to the config")
         if Path(hook.last_ckpt or "").name != hook.filename_tmpl.format(runner.iter + 1):
             save_checkpoint(hook, runner)
-        runner.logger.info(f"{name} and saved {hook.last_ckpt}; --resume continues from there")
+        runner.logger.info(f"{what} and saved {hook.last_ckpt}; --resume continues from there")
         raise SystemExit(0)

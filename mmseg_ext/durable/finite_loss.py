@@ -13,13 +13,13 @@ import torch
 from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.optimizer_groups import single_wrappers
 from mmseg_ext.durable.runner import DurableRunner
 from mmseg_ext.errors import RunError
 
@@ -59,24 +59,24 @@ class FiniteLossHook(Hook):
         self._pending: _Check | None = None  # of the last step
 
     def before_train(self, runner) -> None:
-        wrapper = runner.optim_wrapper
-        for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else (wrapper,):
-            scaler = getattr(one, "loss_scaler", None)
+        for wrapper in single_wrappers(runner.optim_wrapper):
+            scaler = getattr(wrapper, "loss_scaler", None)
             if scaler is None or not scaler.is_enabled():
                 check = functools.partial(self._check_step, runner)
-                self._handles.append(one.optimizer.register_step_pre_hook(check))
-                self._optimizers.append(one.optimizer)
+                self._handles.append(wrapper.optimizer.register_step_pre_hook(check))
+                self._optimizers.append(wrapper.optimizer)
         if not self._handles:
             return
         # Other Runners save without a hook in every process.
-        durable = isinstance(runner, DurableRunner)
-        self._waits = not durable or not all(map(_skips_steps, self._optimizers))
+        is_durable = isinstance(runner, DurableRunner)
+        self._waits = not (is_durable and all(map(_skips_steps, self._optimizers)))
 
         # A function, because a copy of the model would copy the Runner of a method or a partial.
         def record(model: BaseModel, inputs, batch: dict, outputs) -> None:
-            named = isinstance(outputs, dict) and any("loss" in str(key) for key in outputs)
-            if model.training and named:
-                self._record(runner.iter + 1, model.parse_losses(outputs)[0].detach(), batch)
+            has_losses = isinstance(outputs, dict) and any("loss" in str(key) for key in outputs)
+            if model.training and has_losses:
+                loss = model.parse_losses(outputs)[0]
+                self._record(runner.iter + 1, loss.detach(), batch)
 
         model = unwrap_model(runner.model)
         self._handles.append(model.register_forward_hook(record, with_kwargs=True))
@@ -101,14 +101,17 @@ class FiniteLossHook(Hook):
 
     def _record(self, iteration: int, loss: Tensor, batch: dict) -> None:
         if self._stepped:
-            self._images, self._losses, self._stepped = [], [], False
+            self._images = []
+            self._losses = []
+            self._stepped = False
         self._losses.append((iteration, loss))
         for sample in batch.get("data_samples") or ():
             self._images.append(sample.get("img_path", "unknown"))
 
     def _check_step(self, runner, optimizer: Any, args, kwargs) -> None:
         self._require_passed(runner)  # of the step before
-        self._pending = check = self._check(runner, optimizer)
+        check = self._check(runner, optimizer)
+        self._pending = check
         if self._waits:
             self._require_passed(runner)
         else:
@@ -121,45 +124,63 @@ class FiniteLossHook(Hook):
 
     def _check(self, runner, optimizer: Optimizer) -> _Check:
         norms = _gradient_norms(optimizer)
-        values = [loss.float().abs().sum() for _, loss in self._losses] + [*norms.values()]
+        values = [loss.float().abs().sum() for _, loss in self._losses]
+        values.extend(norms.values())
         failed = (~torch.stack(values).isfinite()).any().float()
         dist.all_reduce(failed, "max")
         return _Check(runner.iter + 1, self._images, self._losses, norms, failed)
 
     def _require_passed(self, runner) -> None:
         """Raise a RunError if the pending check has failed, in every process."""
-        check, self._pending = self._pending, None
-        if check is not None and check.copied is not None:
+        check = self._pending
+        self._pending = None
+        if check is None:
+            return
+        if check.copied is not None:
             check.copied.synchronize()
-        if check is None or not check.failed:
+        if not check.failed:
             return
         # Every process reaches this line, and reports one problem of all.
         problem = _find_problem(runner, check)
-        problem = problem and (
-            f"{problem}; the weights are unchanged. Images of the batch: "
-            f"{', '.join(check.images) or 'unknown'}. --resume continues from the last "
-            "checkpoint and reaches the same batch"
-        )
+        if problem is not None:
+            problem += (
+                "; the weights are unchanged. Images of the batch: "
+                f"{', '.join(check.images) or 'unknown'}. --resume continues from the last "
+                "checkpoint and reaches the same batch"
+            )
         problems = [text for text in dist.all_gather_object(problem) if text]
         # Averaged gradients have the loss of another process.
-        problems.sort(key=lambda text: not text.startswith("the loss"))
-        raise RunError([*problems, "not finite"][0])
+        losses = [text for text in problems if text.startswith("the loss")]
+        raise RunError((losses + problems + ["not finite"])[0])
 
 
 def _skips_steps(optimizer: Optimizer) -> bool:
     """Return whether the optimizer's kernels skip a step if its `found_inf` is 1."""
-    groups = optimizer.param_groups
-    devices = {p.device.type for group in groups for p in group["params"]}
-    fused = all(group.get("fused") for group in groups)
-    return type(optimizer) in (SGD, Adam, AdamW) and fused and devices <= {"cpu", "cuda"}
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        return False
+    for group in optimizer.param_groups:
+        devices = {parameter.device.type for parameter in group["params"]}
+        if not group.get("fused") or not devices <= {"cpu", "cuda"}:
+            return False
+    return True
 
 
 def _gradient_norms(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
     """Return the largest absolute value of each gradient."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    parameters = [p for p in parameters if p.grad is not None and p.numel()]
-    gradients = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in parameters]
-    norms = torch._foreach_norm(gradients, torch.inf) if gradients else ()
+    parameters: list[nn.Parameter] = []
+    gradients: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None or parameter.numel() == 0:
+                continue
+            if gradient.is_sparse:
+                gradient = gradient.coalesce().values()
+            parameters.append(parameter)
+            gradients.append(gradient)
+    if not gradients:
+        return {}
+    norms = torch._foreach_norm(gradients, torch.inf)
     return dict(zip(parameters, norms, strict=True))
 
 

@@ -10,11 +10,19 @@ import types
 from typing import Any
 
 import torch
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 # Types of devices whose new runs take fused steps by default; an empty tuple turns this off.
 FUSED_DEVICES: tuple[str, ...] = ("cuda",)
+
+
+def single_wrappers(wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
+    """Return the wrapper of each optimizer; `OptimWrapperDict` has several."""
+    if isinstance(wrapper, OptimWrapperDict):
+        return list(wrapper.values())
+    return [wrapper]
 
 
 def merge_groups(optimizer: Optimizer) -> None:
@@ -43,19 +51,24 @@ def _merged(groups: list[dict], optimizer: Optimizer) -> list[dict]:
     """Return one group for all groups with equal settings, in the order of the first of each."""
     found: dict[tuple, dict] = {}
     for group in groups:
-        key = tuple(map(group.get, optimizer.defaults))
-        if isinstance(optimizer, SGD):  # fused, it must start all parameters of a group together
-            key += (any(parameter in optimizer.state for parameter in group["params"]),)
-        try:
-            one = found.get(key)
-        except TypeError:  # of a list, such as `betas` in a config
-            key = tuple(tuple(value) if isinstance(value, list) else value for value in key)
-            one = found.get(key)
-        if one is None:
-            found[key] = {**group, "params": [*group["params"]]}
+        settings = _settings_of(group, optimizer)
+        if settings in found:
+            found[settings]["params"] += group["params"]
         else:
-            one["params"] += group["params"]
+            found[settings] = {**group, "params": list(group["params"])}
     return list(found.values())
+
+
+def _settings_of(group: dict, optimizer: Optimizer) -> tuple:
+    """Return the values by which groups are merged."""
+    settings = tuple(map(group.get, optimizer.defaults))
+    if isinstance(optimizer, SGD):  # fused, it must start all parameters of a group together
+        settings += (any(parameter in optimizer.state for parameter in group["params"]),)
+    try:
+        hash(settings)
+    except TypeError:  # of a list, such as `betas` in a config
+        settings = tuple(tuple(x) if isinstance(x, list) else x for x in settings)
+    return settings
 
 
 def _start_late_parameters(optimizer: SGD) -> None:
@@ -64,19 +77,23 @@ def _start_late_parameters(optimizer: SGD) -> None:
     torch's fused SGD fails there. Zeros give the same step as no momentum, without dampening.
     """
     for group in optimizer.param_groups:
-        if not group.get("fused") or not group["momentum"] or group["dampening"]:
+        has_momentum = group["momentum"] and not group["dampening"]
+        if not group.get("fused") or not has_momentum:
             continue
         stepped = [p for p in group["params"] if p.grad is not None]
         late = [p for p in stepped if "momentum_buffer" not in optimizer.state.get(p, ())]
-        for parameter in late if len(late) < len(stepped) else ():
+        if len(late) == len(stepped):  # torch starts them all
+            continue
+        for parameter in late:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def select_fused_steps(optimizer: Optimizer, model: nn.Module) -> None:
     """Let a new run take fused steps where the config leaves the choice and torch supports them."""
     # Parameters do not show that their gradients will be sparse; modules such as embeddings do.
-    sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    if optimizer.state or sparse or not can_select_fused(optimizer):
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        return
+    if optimizer.state or not can_select_fused(optimizer):
         return
     optimizer.defaults["fused"] = True  # for groups that a hook adds
     for group in optimizer.param_groups:
@@ -90,12 +107,15 @@ def can_select_fused(optimizer: Optimizer) -> bool:
     """
     if type(optimizer) not in (SGD, Adam, AdamW) or "fused" not in optimizer.defaults:
         return False  # SGD before torch 2.3
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    places = {(type(p), p.dtype, p.device) for p in parameters}
-    if len(places) != 1 or parameters[0].device.type not in FUSED_DEVICES:
-        return False
+    kinds = set()
     for group in optimizer.param_groups:
-        chosen = group["fused"] is not None or group["foreach"] is not None
-        if chosen or group["differentiable"] or group.get("dampening"):
+        is_set = group["fused"] is not None or group["foreach"] is not None
+        has_unfused_option = group["differentiable"] or group.get("dampening")
+        if is_set or has_unfused_option:
             return False
-    return type(parameters[0]) is nn.Parameter and parameters[0].dtype == torch.float32
+        kinds.update((type(p), p.dtype, p.device) for p in group["params"])
+    if len(kinds) != 1:
+        return False
+    kind, dtype, device = kinds.pop()
+    is_plain = kind is nn.Parameter and dtype == torch.float32
+    return is_plain and device.type in FUSED_DEVICES

@@ -144,7 +144,8 @@ class PositionedSampler(DefaultSampler):
         self.epoch = self._first_epoch + epoch
 
     def __iter__(self) -> Iterator[SampleIndex]:
-        skipped, self.start = self.start, 0
+        skipped = self.start
+        self.start = 0  # of the next epoch
         first = self.epoch * self.total_size + self.rank
         for i, index in enumerate(super().__iter__()):
             if i >= skipped:
@@ -199,18 +200,19 @@ def with_sample_seeds(dataloader: dict) -> dict:
     sampler, dataset = dataloader.get("sampler"), dataloader.get("dataset")
     if not (isinstance(sampler, dict) and isinstance(dataset, dict)):
         return dataloader
-    kind = sampler["type"]
-    kind = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
-    kind = _POSITIONED.get(kind, kind)
-    ordered = kind is PositionedSampler and not sampler.get("shuffle", True)
-    if kind not in _POSITIONED.values() or ordered:
+    given = sampler["type"]
+    if isinstance(given, str):
+        given = DATA_SAMPLERS.get(given)
+    positioned = _POSITIONED.get(given, given)
+    if positioned not in _POSITIONED.values():
+        return dataloader
+    if positioned is PositionedSampler and not sampler.get("shuffle", True):
         return dataloader
     # A copy of the same class: mmengine pops optional keys, which only a ConfigDict allows.
-    dataloader = dataloader.copy()
-    dataloader.update(
-        sampler={**sampler, "type": kind}, dataset=SeededSamples(DATASETS.build(dataset))
-    )
-    return dataloader
+    changed = dataloader.copy()
+    seeded_samples = SeededSamples(DATASETS.build(dataset))
+    changed.update(sampler={**sampler, "type": positioned}, dataset=seeded_samples)
+    return changed
 
 
 def isolate_loader(loader: DataLoader) -> DataLoader:

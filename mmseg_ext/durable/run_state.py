@@ -1,4 +1,10 @@
-"""The state of a run besides its weights, as a resume restores it: of processes and optimizers."""
+"""The state of a run besides its weights, as a resume restores it: of processes and optimizers.
+
+Each process has its own random state, and gradients within an accumulation. `ProcessStateHook`
+collects them for a checkpoint and restores them. mmengine restores optimizers; before,
+`fit_optimizer_state` checks that a saved state fits, because torch's fused steps would read and
+write other memory if it did not.
+"""
 
 from typing import Any
 
@@ -12,7 +18,7 @@ from torch.optim import Optimizer
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.optimizer_groups import can_select_fused
 from mmseg_ext.durable.randomness import random_state, set_random_state
-from mmseg_ext.errors import CheckpointError, RunError
+from mmseg_ext.errors import CheckpointError, RunError, one_line
 
 # States that torch's fused steps read and write without a check of their size.
 _LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
@@ -60,20 +66,21 @@ class ProcessStateHook(Hook):
 
     def state_dict(self, runner) -> list[dict]:
         """Return the states of all processes on rank 0; every process must call this."""
-        parameters = unwrap_model(runner.model).named_parameters()
-        own = {
-            "random": self._random or random_state(),
-            # There are gradients only within an accumulation: a step removes them.
-            "gradients": {n: p.grad.cpu() for n, p in parameters if p.grad is not None},
-        }
-        if dist.is_distributed() and dist.get_backend() != "gloo" and self._host_group is None:
-            # nccl would copy the gradients of all ranks through every GPU.
+        gradients = {}  # only within an accumulation: a step removes them
+        for name, parameter in unwrap_model(runner.model).named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad.cpu()
+        own = {"random": self._random or random_state(), "gradients": gradients}
+        uses_nccl = dist.is_distributed() and dist.get_backend() != "gloo"
+        if uses_nccl and self._host_group is None:
+            # It would copy the gradients of all ranks through every GPU.
             self._host_group = torch.distributed.new_group(backend="gloo")
         return dist.gather_object(own, group=self._host_group) or []
 
     def load_state_dict(self, runner, states: list[dict] | None, filename: str) -> None:
         """Restore the state of this process later; warn if the number of processes differs."""
-        states = states if isinstance(states, list) else []
+        if not isinstance(states, list):
+            states = []
         if len(states) != runner.world_size:
             runner.logger.warning(
                 f"{filename}: contains the random state of {len(states)} processes, and this run "
@@ -89,21 +96,20 @@ class ProcessStateHook(Hook):
 
     def _restore(self, runner) -> None:
         """Restore the random state and the gradients of a resumed checkpoint, once."""
-        resumed, self._resumed = self._resumed, None
-        if resumed is None:
+        if self._resumed is None:
             return
-        filename, state = resumed
+        filename, state = self._resumed
+        self._resumed = None
         parameters = dict(unwrap_model(runner.model).named_parameters())
         try:
             for name, gradient in state["gradients"].items():
                 parameters[name].grad = laid_out_as(parameters[name], gradient, "gradient")
             set_random_state(state["random"])
         except Exception as error:  # of a crafted file; each generator has its own errors
-            reason = " ".join(str(error).split())[:200]
             raise RunError(  # not the same in all processes, so each one prints it
                 f"{filename}: its random state or gradients cannot be restored "
-                f"({type(error).__name__}: {reason}); resume from another checkpoint with "
-                "--cfg-options load_from=FILE"
+                f"({type(error).__name__}: {one_line(error, 200)}); resume from another checkpoint "
+                "with --cfg-options load_from=FILE"
             ) from error
 
 
@@ -125,27 +131,17 @@ def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, n
         else:
             _fit(wrapper.optimizer, saved)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"{name}: its optimizer state does not fit this model and optimizer ({reason}); to "
-            f"start from its weights, use --cfg-options load_from={name} without --resume"
+            f"{name}: its optimizer state does not fit this model and optimizer "
+            f"({one_line(error, 200)}); to start from its weights, use --cfg-options "
+            f"load_from={name} without --resume"
         ) from error
 
 
 def _fit(optimizer: Optimizer, saved: dict) -> None:
     keeps_fused = can_select_fused(optimizer)
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        for key in _KINDS:  # newer versions of torch add other settings
-            if (key in own) != (key in group):
-                raise ValueError(f"only one of the two optimizers has {key}")
-        fused = keeps_fused and group.get("fused") is True
-        for key in _OF_THE_CONFIG:
-            if key in own:
-                group[key] = own[key]
-            else:
-                group.pop(key, None)
-        if fused:
-            group["fused"] = True
+        _fit_group(own, group, keeps_fused)
         if "fused" not in optimizer.defaults:
             continue
         counted_on_device = group.get("fused") or group.get("capturable")
@@ -153,13 +149,30 @@ def _fit(optimizer: Optimizer, saved: dict) -> None:
             _fit_state(saved["state"].get(number, {}), parameter, counted_on_device)
 
 
+def _fit_group(own: dict, group: dict, keeps_fused: bool) -> None:
+    """Set the settings of `_OF_THE_CONFIG` in a saved group to the values of the config's group."""
+    for key in _KINDS:  # newer versions of torch add other settings
+        if (key in own) != (key in group):
+            raise ValueError(f"only one of the two optimizers has {key}")
+    began_fused = group.get("fused") is True
+    for key in _OF_THE_CONFIG:
+        if key in own:
+            group[key] = own[key]
+        else:
+            group.pop(key, None)
+    if keeps_fused and began_fused:
+        group["fused"] = True
+
+
 def _fit_state(state: dict, parameter: Tensor, counted_on_device: bool) -> None:
     for key, value in state.items():
-        if isinstance(value, Tensor) and key == "step":
+        if not isinstance(value, Tensor):
+            continue
+        if key == "step":
             # On a GPU, torch's other steps would wait for the number of each parameter.
             device = parameter.device if counted_on_device else "cpu"
             state[key] = laid_out_as(value.new_empty((), device=device), value, key)
-        elif isinstance(value, Tensor) and (value.ndim > 0 or key in _LIKE_PARAMETERS):
+        elif value.ndim > 0 or key in _LIKE_PARAMETERS:
             state[key] = laid_out_as(parameter, value, key)
 
 
@@ -169,9 +182,9 @@ def laid_out_as(parameter: Tensor, value: Tensor, name: str) -> Tensor:
     Raises:
         ValueError: for another shape.
     """
-    shapes = tuple(value.shape), tuple(parameter.shape)
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"{name} has the shape {shapes[0]} for a parameter of shape {shapes[1]}")
+    given, own = tuple(value.shape), tuple(parameter.shape)
+    if given != own:
+        raise ValueError(f"{name} has the shape {given} for a parameter of shape {own}")
     if value.stride() == parameter.stride():
         return value.to(parameter.device)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -21,11 +21,9 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 
 import contextlib
 import copy
-import itertools
 import os
 import time
 import uuid
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +32,23 @@ from mmengine.hooks import EMAHook, Hook, RuntimeInfoHook
 from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
-from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor, Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps
+from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps, single_wrappers
+from mmseg_ext.durable.replaced_settings import changed_settings, stored_settings
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
+from mmseg_ext.durable.runner_hooks import (
+    PlainCheckpointHook,
+    RepeatValidationHook,
+    ShortHistoryHook,
+)
+from mmseg_ext.durable.sample_position import batch_size, continue_samples, samples_meta
 from mmseg_ext.durable.without_waiting import WaitingInfoHook, pin_samples
 from mmseg_ext.durable.work_dir import (
     checkpoint_folder,
@@ -55,85 +59,7 @@ from mmseg_ext.durable.work_dir import (
 )
 from mmseg_ext.errors import RESUME_HINT, CheckpointError, NotWritten
 from mmseg_ext.terminal import quiet_terminal
-from mmseg_ext.upstream import (
-    resume_from,
-    resumes,
-    searches_checkpoint,
-    shut_down_workers,
-    validates_at,
-)
-
-# What schedules count, and not settings.
-_STEPS = ("last_step", "best", "num_bad_epochs", "cooldown_counter")
-
-
-class PlainCheckpointHook(Hook):
-    """Makes all data of a checkpoint plain, after other hooks have added theirs."""
-
-    priority = "LOWEST"
-
-    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
-        checkpoint["processes"] = checkpoint["meta"].pop("processes")
-        dropped: list[str] = []
-        checkpoint.update({k: to_plain(v, k, dropped) for k, v in checkpoint.items()})
-        info = checkpoint["message_hub"]["runtime_info"]
-        for key, path in info.items():
-            if key.startswith(("best_ckpt", "last_ckpt")) and path is not None:
-                info[key] = Path(path).name  # a copied folder must not refer to the original
-        if dropped:
-            runner.logger.warning(f"checkpoint: left out, because not plain data: {dropped}")
-
-
-class RepeatValidationHook(Hook):
-    """Runs the validation of the iteration or epoch at which a resumed checkpoint was saved."""
-
-    priority = "LOWEST"  # other hooks start before
-
-    def before_train(self, runner) -> None:  # epochs have no later point if all are done
-        loop, hub = runner.train_loop, runner.message_hub
-        if runner.iter > 0:  # as between the iterations of a loop
-            hub.update_info("iter", runner.iter - 1)
-        if isinstance(loop, EpochBasedTrainLoop):
-            unit, step, last = "epoch", runner.epoch, loop.max_epochs
-            iteration = step * len(loop.dataloader)
-        elif isinstance(loop, IterBasedTrainLoop):
-            unit, step, last = "iteration", runner.iter, loop.max_iters
-            iteration = step
-        else:
-            return
-        done = hub.runtime_info.get("last_validation", -1) >= iteration
-        if runner.val_loop is None or step == 0 or done or not validates_at(loop, step, last):
-            return
-        runner.logger.info(f"repeating the validation of {unit} {step}")
-        if unit == "epoch":
-            hub.update_info("epoch", runner.epoch - 1)
-        runner.val_loop.run()
-
-
-class ShortHistoryHook(Hook):
-    """Limits the history of training and validation to what the log processor reads.
-
-    mmengine appends each logged value to an array of the complete history, which is also in each
-    checkpoint, so the cost of an iteration would grow with the run. The complete history stays if a
-    window of the log processor is 'epoch' or 'global', or with another class of log processors.
-    """
-
-    priority = "HIGHEST"  # before the iteration's values are added
-
-    _length: int | None = None
-
-    def before_train(self, runner) -> None:
-        processor = runner.log_processor
-        sizes = [processor.window_size, *(c.get("window_size") for c in processor.custom_cfg)]
-        if type(processor) is LogProcessor and {type(size) for size in sizes} == {int}:
-            # At the end of a validation its times are averaged.
-            batches = 0 if runner.val_loop is None else len(runner.val_dataloader)
-            self._length = max(*sizes, batches)
-
-    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
-        if self._length is not None:
-            for history in runner.message_hub.log_scalars.values():
-                history.max_length = self._length  # used when the next value is added
+from mmseg_ext.upstream import resume_from, resumes, searches_checkpoint, shut_down_workers
 
 
 @RUNNERS.register_module()
@@ -151,11 +77,13 @@ class DurableRunner(Runner):
         super().__init__(*args, **kwargs)
         # Built by keywords, as in mmengine's tutorials, a Runner has an empty config.
         self.cfg.setdefault("work_dir", self.work_dir)
-        if isinstance(hook := (kwargs.get("default_hooks") or {}).get("checkpoint"), dict):
-            self.cfg.setdefault("default_hooks", {"checkpoint": hook})
+        checkpoint_hook = (kwargs.get("default_hooks") or {}).get("checkpoint")
+        if isinstance(checkpoint_hook, dict):
+            self.cfg.setdefault("default_hooks", {"checkpoint": checkpoint_hook})
         self._process_state = ProcessStateHook()
-        for hook in (self._process_state, RepeatValidationHook(), PlainCheckpointHook()):
-            self.register_hook(hook)
+        self.register_hook(self._process_state)
+        self.register_hook(RepeatValidationHook())
+        self.register_hook(PlainCheckpointHook())
         self.register_hook(ShortHistoryHook())
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
@@ -172,8 +100,10 @@ class DurableRunner(Runner):
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
         """Register the default hooks; None stands for none, also if mmengine has no such name."""
-        given = (hooks or {}).items()
-        super().register_default_hooks({k: Hook() if hook is None else hook for k, hook in given})
+        given = {}
+        for name, hook in (hooks or {}).items():
+            given[name] = Hook() if hook is None else hook  # `Hook` does nothing
+        super().register_default_hooks(given)
         for i, hook in enumerate(self.hooks):
             if type(hook) is RuntimeInfoHook:
                 self.hooks[i] = WaitingInfoHook()
@@ -186,12 +116,12 @@ class DurableRunner(Runner):
         loader = Runner.build_dataloader(settings, *args, **kwargs)
         sampler = randomness.positioned_sampler(loader)
         if isinstance(sampler, randomness.PositionedSampler):
-            sampler.batch_samples = len(loader) * _batch_size(loader)
+            sampler.batch_samples = len(loader) * batch_size(loader)
         return pin_samples(randomness.isolate_loader(loader))
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
-        for one in _single_wrappers(wrapper):
+        for one in single_wrappers(wrapper):
             merge_groups(one.optimizer)
         return wrapper
 
@@ -209,18 +139,25 @@ class DurableRunner(Runner):
             stack.callback(shut_down_workers, self)
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             self._find_checkpoint()
-            if resumes(self):  # the checkpoint has all weights, and the first ones may be gone
-                module: Any
-                for module in self.model.modules():
-                    if "Pretrained" in str(getattr(module, "init_cfg", None)):
-                        module.init_cfg = None
+            if resumes(self):
+                self._forget_first_weights()
             return super().train()
 
     def _lock(self, stack: contextlib.ExitStack) -> None:
-        both = self.work_dir, checkpoint_folder(self.cfg)  # the same one without `out_dir`
-        for folder in {os.path.realpath(path): path for path in both}.values():
+        """Lock the folders of the run and of its checkpoints until the end of `stack`."""
+        folders = {}  # only one without `out_dir`
+        for folder in (self.work_dir, checkpoint_folder(self.cfg)):
+            folders[os.path.realpath(folder)] = folder
+        for folder in folders.values():
             Path(folder).mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_work_dir(str(folder)))
+
+    def _forget_first_weights(self) -> None:
+        """Load no `Pretrained` weights: the checkpoint has all, and the first ones may be gone."""
+        module: Any
+        for module in self.model.modules():
+            if "Pretrained" in str(getattr(module, "init_cfg", None)):
+                module.init_cfg = None
 
     def _maybe_compile(self, target: str) -> None:
         """Compile a model's `loss`; `train_step` would compile again in eight iterations."""
@@ -231,7 +168,8 @@ class DurableRunner(Runner):
                 "compile: torch may compile other kernels after a restart, so a resumed run can "
                 "differ in spite of randomness.deterministic=True"
             )
-        settings = {} if settings is True else settings
+        if settings is True:
+            settings = {}
         if isinstance(settings, dict) and "target" in settings:
             return  # `AccelerationHook` compiles parts of the model
         if isinstance(settings, dict) and hasattr(model, "loss"):
@@ -255,7 +193,7 @@ class DurableRunner(Runner):
         self._find_checkpoint()
         super().load_or_resume()
         if not resumes(self) and isinstance(self.optim_wrapper, OptimWrapper):  # a new training
-            for one in _single_wrappers(self.optim_wrapper):
+            for one in single_wrappers(self.optim_wrapper):
                 select_fused_steps(one.optimizer, self.model)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
@@ -263,103 +201,49 @@ class DurableRunner(Runner):
             self.optim_wrapper = self.build_optim_wrapper(self.optim_wrapper)
         if self.param_schedulers:
             self.param_schedulers = self.build_param_scheduler(self.param_schedulers)
-        configured = self._settings_of_checkpoints()
+        configured = stored_settings(self.optim_wrapper, self.param_schedulers)
         resume_from(self, filename)  # also if a hook calls this
         super().resume(filename, *args, **kwargs)
         name_own_files(self)
         if self.iter >= self.max_iters:
             self.logger.info(f"{filename}: is the end of the training, so nothing is left to train")
-        changed = [
-            f"{name} is {' and '.join(sorted(kept))}, not {' and '.join(sorted(configured[name]))}"
-            for name, kept in self._settings_of_checkpoints().items()
-            if kept != configured.get(name, kept)
-        ]
+        kept = stored_settings(self.optim_wrapper, self.param_schedulers)
+        changed = changed_settings(configured, kept)
         if changed:
             self.logger.warning(
                 f"{filename}: the checkpoint overrides settings of the config ({'; '.join(changed)}"
                 "); to use the config's, start a new run from the weights (load_from)"
             )
 
-    def _settings_of_checkpoints(self) -> dict[str, set[str]]:
-        """Return the values of what a checkpoint replaces: of optimizers and schedules."""
-        wrapper: Any = self.optim_wrapper
-        several: Any = [wrapper.param_groups, self.param_schedulers or []]
-        # Several optimizers have dictionaries of lists.
-        several = [[*itertools.chain(*s.values())] if isinstance(s, dict) else s for s in several]
-        found: dict[str, set[str]] = defaultdict(set)
-        for group in several[0]:
-            # Schedules change these values; the initial ones stay.
-            scheduled = {
-                key.removeprefix("initial_") for key in group if key.startswith("initial_")
-            }
-            scheduled |= {"betas"} if "momentum" in scheduled else set()
-            for key, value in group.items():
-                if key not in {"params", "param_names", "fused"} | scheduled:
-                    name = key.removeprefix("initial_")
-                    found[name].add(str(float(value) if isinstance(value, int) else value))
-        for schedule in several[1]:
-            for key, value in schedule.state_dict().items():
-                if isinstance(value, float | int) and key not in _STEPS and not key.startswith("_"):
-                    found[f"{type(schedule).__name__}.{key}"].add(str(float(value)))
-        return found
-
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         """Load a checkpoint, and its state if the run resumes."""
         with self._safe_loading(entire_model=resumes(self) or None):
             content = super().load_checkpoint(filename, *args, **kwargs)
         if resumes(self):
-            require_resumable(content, filename)
-            wrapper: Any = self.optim_wrapper  # built before a run resumes
-            if "optimizer" in content:
-                fit_optimizer_state(wrapper, content["optimizer"], filename)
-            self.run_id = content["meta"].get("run") or self.run_id
-            saved_at = content["meta"].get("saved_at")
-            self._saved_at = saved_at if isinstance(saved_at, float) else 0.0
-            for key in {"optimizer", "param_schedulers"} - content.keys():
-                self.logger.warning(f"{filename}: contains no {key}, which begins anew")
-            averaged = any(isinstance(hook, EMAHook) for hook in self.hooks)
-            if "ema_state_dict" in content and not averaged:
-                self.logger.warning(
-                    f"{filename}: the weights are averages by EMAHook, which is not in the config; "
-                    "the training continues from the averages"
-                )
-            self._continue_samples(content["meta"], filename)
-            self._process_state.load_state_dict(self, content.get("processes"), filename)
+            self._continue(content, filename)
         return content
 
-    def _continue_samples(self, meta: dict, filename: str) -> None:
-        """Continue the checkpoint's samples; warn if they differ, or if an epoch starts again."""
-        loader = self.train_dataloader
-        sampler: Any = randomness.positioned_sampler(loader)
-        if sampler is None:
+    def _continue(self, content: dict, filename: str) -> None:
+        """Continue the run of a checkpoint; warn if it will differ from an uninterrupted one."""
+        require_resumable(content, filename)
+        meta = content["meta"]
+        if "optimizer" in content:
+            wrapper: Any = self.optim_wrapper  # built before a run resumes
+            fit_optimizer_state(wrapper, content["optimizer"], filename)
+        self.run_id = meta.get("run") or self.run_id
+        saved_at = meta.get("saved_at")
+        self._saved_at = saved_at if isinstance(saved_at, float) else 0.0
+        for key in {"optimizer", "param_schedulers"} - content.keys():
+            self.logger.warning(f"{filename}: contains no {key}, which begins anew")
+        averages = any(isinstance(hook, EMAHook) for hook in self.hooks)
+        if "ema_state_dict" in content and not averages:
             self.logger.warning(
-                "train_dataloader.sampler: samples and augmentations of the resumed run differ; "
-                "use InfiniteSampler, or DefaultSampler with shuffle=True, for an exact resume"
+                f"{filename}: the weights are averages by EMAHook, which is not in the config; "
+                "the training continues from the averages"
             )
-        else:
-            sampler.seed = meta.get("sampler_seed", sampler.seed)
-            saved, own = meta.get("samples"), _samples(sampler, loader)
-            if saved not in (None, own):
-                self.logger.warning(
-                    f"{filename}: was saved with {saved}, and the config has {own}; the order of "
-                    "the images changes"
-                )
-        if not isinstance(self.train_loop, EpochBasedTrainLoop):
-            return
-        first = meta["epoch"] * len(loader)
-        done = meta["iter"] - first
-        if (
-            sampler is not None
-            and meta.get("epoch_length") == len(loader)
-            and 0 <= done <= len(loader)
-        ):
-            sampler.start = done * _batch_size(loader)
-        elif done:  # the loop would exceed its last iteration
-            meta["iter"] = first
-            self.logger.warning(
-                f"{filename}: cannot continue within an epoch with this sampler or number of "
-                f"images; epoch {meta['epoch'] + 1} starts again, at iteration {first}"
-            )
+        by_epochs = isinstance(self.train_loop, EpochBasedTrainLoop)
+        continue_samples(self.train_dataloader, meta, by_epochs, filename, self.logger)
+        self._process_state.load_state_dict(self, content.get("processes"), filename)
 
     def save_checkpoint(
         self, out_dir: str, filename: str, *args, meta: dict | None = None, **settings
@@ -370,21 +254,7 @@ class DurableRunner(Runner):
             CheckpointError: in every process, if rank 0 cannot write the file.
         """
         self.call_hook("before_state_dict")  # in every process, unlike `before_save_checkpoint`
-        loader = self.train_dataloader
-        sampler = randomness.positioned_sampler(loader)
-        # The newest one has the highest time, also after the clock was set back.
-        self._saved_at = max(time.time(), self._saved_at + 1e-3)
-        by_epochs = isinstance(self.train_loop, EpochBasedTrainLoop)
-        meta = {
-            **(meta or {}),
-            **self._terms,
-            **({} if sampler is None else {"sampler_seed": sampler.seed}),
-            **({} if sampler is None else {"samples": _samples(sampler, loader)}),
-            **({"epoch_length": len(loader)} if by_epochs else {}),
-            "run": self.run_id,
-            "saved_at": self._saved_at,
-            "processes": self._process_state.state_dict(self),  # becomes an entry of its own
-        }
+        meta = self._complete_meta(meta or {})
 
         def write() -> None:
             try:
@@ -396,6 +266,20 @@ class DurableRunner(Runner):
 
         on_rank_zero(write)
 
+    def _complete_meta(self, given: dict) -> dict:
+        """Return the `meta` of a checkpoint that is saved now: mmengine's `given` one, and ours."""
+        # The newest one has the highest time, also after the clock was set back.
+        self._saved_at = max(time.time(), self._saved_at + 1e-3)
+        by_epochs = isinstance(self.train_loop, EpochBasedTrainLoop)
+        return {
+            **given,
+            **self._terms,
+            **samples_meta(self.train_dataloader, by_epochs),
+            "run": self.run_id,
+            "saved_at": self._saved_at,
+            "processes": self._process_state.state_dict(self),  # becomes an entry of its own
+        }
+
     def test(self) -> dict[str, float]:
         Runner.dump_config(self)
         try:
@@ -403,15 +287,3 @@ class DurableRunner(Runner):
                 return super().test()
         finally:
             shut_down_workers(self)
-
-
-def _single_wrappers(wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
-    return [*wrapper.values()] if isinstance(wrapper, OptimWrapperDict) else [wrapper]
-
-
-def _samples(sampler: Any, loader: DataLoader) -> str:
-    return f"{len(sampler.dataset)} images in batches of {sampler.world_size * _batch_size(loader)}"
-
-
-def _batch_size(loader: DataLoader) -> int:
-    return getattr(loader.batch_sampler, "batch_size", 1)

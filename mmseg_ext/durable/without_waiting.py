@@ -63,8 +63,9 @@ class WaitingInfoHook(RuntimeInfoHook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         histories = runner.message_hub.log_scalars
         values = {f"train/{name}": value for name, value in (outputs or {}).items()}
+        has_histories = all(name in histories for name in values)
         # The first time mmengine creates the histories.
-        if not all(name in histories and self._can_wait(x) for name, x in values.items()):
+        if not has_histories or not all(map(self._can_wait, values.values())):
             super().after_train_iter(runner, batch_idx, data_batch, outputs)
             return
         fetch = functools.partial(self._fetch, runner.message_hub)
@@ -74,26 +75,27 @@ class WaitingInfoHook(RuntimeInfoHook):
         if values:
             # A copy: the next iteration may overwrite the values.
             new = torch.stack([value.detach().reshape(()) for value in values.values()])
-            self._waiting.append(([*values], new))
+            self._waiting.append((list(values), new))
         if len(self._waiting) >= _LONGEST:
             fetch()
 
     def _can_wait(self, value: Any) -> bool:
-        return (
-            isinstance(value, Tensor)
-            and value.device.type == self._device_type
-            and value.is_floating_point()
-            and value.numel() == 1
-        )
+        if not isinstance(value, Tensor) or value.device.type != self._device_type:
+            return False
+        return value.is_floating_point() and value.numel() == 1
 
     def _fetch(self, hub: MessageHub) -> None:
         """Add the waiting values to their histories."""
-        waiting, self._waiting = self._waiting, []  # adding a value reads the history
-        if waiting:
-            numbers = iter(torch.cat([values for _, values in waiting]).tolist())
-            for names, _ in waiting:
-                for name in names:
-                    hub.update_scalar(name, next(numbers))
+        waiting = self._waiting
+        self._waiting = []  # before a value is added, which reads the history
+        if not waiting:
+            return
+        all_names: list[str] = []
+        for names, _ in waiting:
+            all_names.extend(names)
+        numbers = torch.cat([values for _, values in waiting]).tolist()  # one copy from the GPU
+        for name, number in zip(all_names, numbers, strict=True):
+            hub.update_scalar(name, number)
 
 
 class PinnableSamples(list):

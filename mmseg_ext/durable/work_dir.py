@@ -1,4 +1,9 @@
-"""The work directory of a run: its lock, and its checkpoints."""
+"""The work directory of a run: its lock, and its checkpoints.
+
+A folder can have checkpoints of several runs, and damaged ones. Each checkpoint contains the
+identity of its run and the time when it was saved, and two text files in the folder name the newest
+run and its last checkpoint. Rank 0 reads them for all processes.
+"""
 
 import contextlib
 import logging
@@ -7,7 +12,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mmengine import dist
 from mmengine.config import Config
@@ -66,23 +71,24 @@ def on_rank_zero(action: Callable[[], T]) -> T:
 
     Other ranks raise a RunError for an error that is neither a LaunchError nor a CheckpointError.
     """
-    result, error = None, None
+    result = error = None
     if dist.is_main_process():
         try:
             result = action()
         except Exception as raised:  # of any kind, or the other ranks would wait
             error = raised
-    # An error of another type may not survive pickling.
-    own = error is None or isinstance(error, LaunchError | CheckpointError)
-    sent: list[Any] = [
-        result,
-        error if own else RunError(f"rank 0: {type(error).__name__}: {error}"),
-    ]
+    error_to_send = error
+    if error is not None and not isinstance(error, LaunchError | CheckpointError):
+        # An error of another type may not survive pickling.
+        error_to_send = RunError(f"rank 0: {type(error).__name__}: {error}")
+    sent: list[Any] = [result, error_to_send]
     dist.broadcast_object_list(sent)
-    error = error or sent[1]
     if error is not None:
         raise error
-    return sent[0]
+    result, received_error = sent
+    if received_error is not None:
+        raise received_error
+    return result
 
 
 def checkpoint_folder(cfg: Config) -> Path:
@@ -90,22 +96,38 @@ def checkpoint_folder(cfg: Config) -> Path:
 
     A relative folder stays relative: machines without a shared folder can differ in the rest.
     """
-    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-    if not hook.get("out_dir"):
+    out_dir = _checkpoint_settings(cfg).get("out_dir")
+    if not out_dir:
         return Path(cfg.work_dir)
-    return Path(hook["out_dir"], Path(os.path.abspath(cfg.work_dir)).name)
+    return Path(out_dir, Path(os.path.abspath(cfg.work_dir)).name)
 
 
-def origin_of(path: Path) -> tuple[str | None, float, bool]:
-    """Return a checkpoint's run, or None, when it was saved, and whether it has an optimizer."""
+def _checkpoint_settings(cfg: Config) -> dict:
+    """Return the settings of the config's checkpoint hook."""
+    return (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+
+
+class Origin(NamedTuple):
+    """The run of a checkpoint if it is known, and the time when it was saved."""
+
+    run: str | None
+    saved_at: float
+    has_optimizer: bool  # an archive of weights has none
+
+
+def origin_of(path: Path) -> Origin:
+    """Return the origin of a checkpoint, also of a file that cannot be read."""
     try:
         content = read_checkpoint(path, mmap=True)
-        meta, has_optimizer = dict(content["meta"]), "optimizer" in content
+        meta = dict(content["meta"])
+        has_optimizer = "optimizer" in content
     except Exception:  # `newest_complete` reports files that cannot be read
-        meta, has_optimizer = {}, False
-    saved = meta.get("saved_at")  # a copied file may have another time
-    saved = saved if isinstance(saved, float) else path.stat().st_mtime
-    return meta.get("run"), saved, has_optimizer
+        meta = {}
+        has_optimizer = False
+    saved_at = meta.get("saved_at")
+    if not isinstance(saved_at, float):  # a copied file may have another time
+        saved_at = path.stat().st_mtime
+    return Origin(meta.get("run"), saved_at, has_optimizer)
 
 
 def _read_word(path: Path) -> str:
@@ -120,22 +142,26 @@ def find_checkpoints(cfg: Config) -> tuple[list[Path], list[Path]]:
     file only adds a checkpoint with another name. The path in it may be of a copied folder. An
     archive of weights comes last: a run does not resume exactly without its optimizer's state.
     """
-    folder, hook = checkpoint_folder(cfg), (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-    own_name = series_pattern(hook.get("filename_tmpl"))
-    last, run = Path(_read_word(Path(cfg.work_dir, LAST))).name, _run_of(cfg)
-    origins = {
-        path: origin_of(path)
-        for path in folder.glob("*")
-        if path.is_file() and (path.name == last or own_name.fullmatch(path.name))
-    }
+    own_name = series_pattern(_checkpoint_settings(cfg).get("filename_tmpl"))
+    last = Path(_read_word(Path(cfg.work_dir, LAST))).name
+    run = _run_of(cfg)
+    origins: dict[Path, Origin] = {}
+    for path in checkpoint_folder(cfg).glob("*"):
+        is_named = path.name == last or own_name.fullmatch(path.name)
+        if is_named and path.is_file():
+            origins[path] = origin_of(path)
 
     def rank(path: Path) -> tuple[bool, float]:
-        _, saved, has_optimizer = origins[path]
-        return has_optimizer or own_name.fullmatch(path.name) is not None, saved
+        is_of_training = origins[path].has_optimizer or own_name.fullmatch(path.name) is not None
+        return is_of_training, origins[path].saved_at
 
-    newest_first = sorted(origins, key=rank, reverse=True)
-    own = [path for path in newest_first if not run or origins[path][0] in (run, None)]
-    return own, [path for path in newest_first if path not in own]
+    own, of_others = [], []
+    for path in sorted(origins, key=rank, reverse=True):
+        if run and origins[path].run not in (run, None):
+            of_others.append(path)
+        else:
+            own.append(path)
+    return own, of_others
 
 
 def _run_of(cfg: Config) -> str:
@@ -146,9 +172,11 @@ def _run_of(cfg: Config) -> str:
 def series_pattern(template: str | None) -> re.Pattern[str]:
     """Return the pattern of checkpoints with this `filename_tmpl`; group 1 is the number."""
     if template is None:
-        return re.compile(r"(?:iter|epoch)_(\d+)\.pth")
-    before, after = map(re.escape, re.split(r"\{[^}]*\}", f"{template}{{}}")[:2])
-    return re.compile(rf"{before}(\d+){after}")
+        return re.compile(r"(?:iter|epoch)_(\d+)\.pth")  # 'iter_500.pth'
+    field = r"\{[^}]*\}"  # '{}' and '{:06d}'
+    before, *others = re.split(field, template)  # 'iter_' and ['.pth'], of 'iter_{}.pth'
+    after = others[0] if others else ""
+    return re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
 
 
 def missing_checkpoint(cfg: Config) -> str:
@@ -157,11 +185,16 @@ def missing_checkpoint(cfg: Config) -> str:
     For example a relative `out_dir` is another folder if the run resumes from another directory.
     Work directories of one name share the folder in `out_dir`, so their runs overwrite files.
     """
-    folder, last = checkpoint_folder(cfg), _read_word(Path(cfg.work_dir, LAST))
-    path, line = folder / Path(last).name, f"{cfg.work_dir}/{LAST} names {last}, which"
-    if last and not path.exists():
+    folder = checkpoint_folder(cfg)
+    last = _read_word(Path(cfg.work_dir, LAST))
+    if not last:
+        return ""
+    path = folder / Path(last).name
+    line = f"{cfg.work_dir}/{LAST} names {last}, which"
+    if not path.exists():
         return f"{line} is not in {str(folder)!r}"
-    if last and _run_of(cfg) != _read_word(folder / RUN) and path not in find_checkpoints(cfg)[0]:
+    is_of_another_run = _run_of(cfg) != _read_word(folder / RUN)
+    if is_of_another_run and path not in find_checkpoints(cfg)[0]:
         return f"{line} the run of another work directory has overwritten; set another out_dir"
     return ""
 
@@ -191,7 +224,8 @@ def newest_complete(cfg: Config) -> tuple[Path | None, list[str]]:
 
 def require_resumable(content: dict, name: str) -> None:
     """Raise CheckpointError for a checkpoint without the state of a training run."""
-    meta, hub = content.get("meta") or {}, content.get("message_hub") or {}
+    meta = content.get("meta") or {}
+    hub = content.get("message_hub") or {}
     if not {"epoch", "iter"} <= meta.keys() or "runtime_info" not in hub:
         raise CheckpointError(
             f"{name}: contains weights, but no training state to resume; to start from its "

@@ -58,12 +58,12 @@ def untested_layers(model: nn.Module) -> set[str]:
 
     `Tensor.view` raises an error for some shapes in this layout.
     """
-    kinds = {type(module) for module in model.modules()}
-    return {
-        kind.__name__
-        for kind in kinds
-        if kind.__module__.partition(".")[0] not in _CHANNELS_LAST or kind.__name__ == "DMHead"
-    }
+    names = set()
+    for kind in {type(module) for module in model.modules()}:
+        package = kind.__module__.partition(".")[0]
+        if package not in _CHANNELS_LAST or kind.__name__ == "DMHead":
+            names.add(kind.__name__)
+    return names
 
 
 def preprocess_without_waiting(preprocessor: nn.Module) -> None:
@@ -97,11 +97,15 @@ def compile_blocks(model: nn.Module, **settings: Any) -> int:
 
     `settings` are arguments of `torch.compile`.
     """
-    blocks = [m for m in model.modules() if {k.__name__ for k in type(m).__mro__} & _BLOCKS]
-    for block in blocks:
-        # With symbolic shapes inductor does not choose the memory layout of convolutions.
-        block.compile(**{"dynamic": False, **settings})
-    return len(blocks)
+    # With symbolic shapes inductor does not choose the memory layout of convolutions.
+    settings = {"dynamic": False, **settings}
+    count = 0
+    for module in model.modules():
+        names = {kind.__name__ for kind in type(module).__mro__}
+        if names & _BLOCKS:
+            module.compile(**settings)
+            count += 1
+    return count
 
 
 class CudaGraph:
@@ -166,11 +170,13 @@ class GraphedStep:
 
     def __init__(self, model: BaseModel, graph: Callable[[], Any] | None = None):
         self._model = model
-        self._parameters = [*model.parameters()]
+        self._parameters = list(model.parameters())
         self._tensors = [*self._parameters, *model.buffers()]
-        self._modules = [*model.modules()]
+        self._modules = list(model.modules())
         on_gpu = any(parameter.is_cuda for parameter in self._parameters)
-        self._new_graph = CudaGraph if graph is None and on_gpu else graph
+        self._new_graph = graph
+        if graph is None and on_gpu:
+            self._new_graph = CudaGraph
         self._graph: Any = None
         self._captured: _Captured | None = None
         self._state: list | None = None  # of the model, at the last step
@@ -185,23 +191,28 @@ class GraphedStep:
             _require_capturable(self._model, optim_wrapper)
         with optim_wrapper.optim_context(self._model):
             batch = self._model.data_preprocessor(data, True)
-        if (state := self._current_state()) != self._state:
-            self._graph, self._captured = self._new_graph(), None
-            self._state, self._steps = state, 0
+        state = self._current_state()
+        if state != self._state:
+            self._graph = self._new_graph()
+            self._captured = None
+            self._state = state
+            self._steps = 0
         self._steps += 1
         if self._steps <= _WARM_UP:
             return self._run(batch, optim_wrapper)
         if self._captured is None:
             self._captured = self._capture(batch, optim_wrapper)
-        if (own := _shapes(batch)) != (captured := _shapes(self._captured.batch)):
-            self._report(own, captured)
+        shapes, captured_shapes = _shapes(batch), _shapes(self._captured.batch)
+        if shapes != captured_shapes:
+            self._report(shapes, captured_shapes)
             return self._run(batch, optim_wrapper)
         return self._replay(self._captured, batch, optim_wrapper)
 
     def _current_state(self) -> list:
         """Return what a graph takes for granted: places of tensors, and modes of layers."""
         places = [(tensor.data_ptr(), tensor.requires_grad) for tensor in self._tensors]
-        return [*places, *(module.training for module in self._modules)]
+        modes = [module.training for module in self._modules]
+        return places + modes
 
     def _run(self, batch: dict, optim_wrapper: OptimWrapper) -> dict[str, Tensor]:
         """Train without a graph, on the stream of the captures."""
@@ -225,15 +236,16 @@ class GraphedStep:
             return losses, [parameter.grad for parameter in self._parameters]
 
         before = _random_state_of_host()
-        buffers = [*self._model.buffers()]
+        buffers = list(self._model.buffers())
         try:
             losses, gradients = self._graph.capture(forward_and_backward)
         except Exception as error:
             raise _refusal(self._model, _first_error(error)) from error
         if _random_state_of_host() != before:
             raise _refusal(self._model, "it draws random numbers on the CPU")
-        if any(x is not y for x, y in zip(buffers, self._model.buffers(), strict=True)):
-            raise _refusal(self._model, "a layer replaces its buffers")
+        for buffer, buffer_before in zip(self._model.buffers(), buffers, strict=True):
+            if buffer is not buffer_before:
+                raise _refusal(self._model, "a layer replaces its buffers")
         alive = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.is_cuda]
         return _Captured(static, losses, gradients, alive)
 
@@ -255,12 +267,15 @@ class GraphedStep:
         optim_wrapper.update_params(loss.detach().requires_grad_())
         return log_vars
 
-    def _report(self, own: list, captured: list) -> None:
+    def _report(self, shapes: list[tuple], captured_shapes: list[tuple]) -> None:
         """Log once that a batch has another shape than the captured one."""
-        if not self._reported:
-            self._reported = True
-            shapes = f"{own[0][0]} and not {captured[0][0]}" if own and captured else "other"
-            print_log(f"cuda_graph: runs without it for shapes {shapes}", logger="current")
+        if self._reported:
+            return
+        self._reported = True
+        which = "other"
+        if shapes and captured_shapes:
+            which = f"{shapes[0][0]} and not {captured_shapes[0][0]}"  # of the images
+        print_log(f"cuda_graph: runs without it for shapes {which}", logger="current")
 
 
 def _require_capturable(model: BaseModel, optim_wrapper: OptimWrapper) -> None:
@@ -286,10 +301,12 @@ def _first_error(error: BaseException) -> str:
     while error.__context__ is not None:  # ending the capture raises another error
         error = error.__context__
     package = str(Path(torch.__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(package)]
-    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "torch"
-    return f"{place}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    place = "torch"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(package):
+            place = f"{Path(frame.filename).name}:{frame.lineno}"  # of the last such frame
+    first_line = str(error).partition("\n")[0]
+    return f"{place}: {type(error).__name__}: {first_line}"
 
 
 def _random_state_of_host() -> tuple:
@@ -306,10 +323,13 @@ def _tensors_of(batch: Any) -> list[Tensor]:
     if isinstance(batch, BaseDataElement):
         batch = dict(sorted(batch.items()))  # the fields are a set
     if isinstance(batch, dict):
-        batch = [*batch.values()]
+        batch = list(batch.values())
     if not isinstance(batch, list | tuple):
         return []
-    return [tensor for part in batch for tensor in _tensors_of(part)]
+    tensors = []
+    for part in batch:
+        tensors.extend(_tensors_of(part))
+    return tensors
 
 
 def _shapes(batch: dict) -> list[tuple]:
@@ -343,8 +363,9 @@ class AccelerationHook(Hook):
                 runner.logger.info(f"channels_last: not tested with {name}; try channels_last=True")
         settings = runner.cfg.get("compile")
         if isinstance(settings, dict) and settings.get("target") == "blocks":
-            own = {key: value for key, value in settings.items() if key != "target"}
-            count = compile_blocks(model, **own)
+            of_torch = dict(settings)
+            del of_torch["target"]
+            count = compile_blocks(model, **of_torch)
             self._compiled = True
             runner.logger.info(f"compile: {count} blocks; the first iterations are slow")
         if runner.cfg.get("cuda_graph"):

@@ -36,17 +36,19 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
     ):
         device = get_device()
         if dtype is None:
-            old = device == "cuda" and torch.cuda.get_device_capability() < _AMPERE
-            dtype = "float16" if old else "bfloat16"
+            is_old = device == "cuda" and torch.cuda.get_device_capability() < _AMPERE
+            dtype = "float16" if is_old else "bfloat16"
         print_log(f"mixed precision: {dtype} (optim_wrapper.dtype)", logger="current")
-        if device == "cpu" and dtype == "bfloat16" and not has_bfloat16(torch.device(device)):
+        is_on_cpu = device == "cpu" and dtype == "bfloat16"
+        if is_on_cpu and not has_bfloat16(torch.device(device)):
             print_log(
                 "optim_wrapper: bfloat16 is slow on this CPU, which has neither AVX512-BF16 nor "
                 "AMX; train without --amp, or with optim_wrapper.type=OptimWrapper",
                 logger="current",
                 level=logging.WARNING,
             )
-        self._scale_update_param, settings = None, {}
+        self._scale_update_param = None
+        settings = {}
         if isinstance(loss_scale, dict):
             settings = loss_scale
         elif loss_scale != "dynamic":
@@ -84,9 +86,11 @@ def has_bfloat16(device: torch.device) -> bool:
     """Return whether the device has instructions for bfloat16; without them it is slow."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= _AMPERE
-    flags = Path("/proc/cpuinfo")
-    text = flags.read_text() if device.type == "cpu" and flags.is_file() else ""
-    if "avx512_bf16" not in text and "amx_bf16" not in text:
+    file = Path("/proc/cpuinfo")
+    if device.type != "cpu" or not file.is_file():
+        return False
+    flags = file.read_text()
+    if "avx512_bf16" not in flags and "amx_bf16" not in flags:
         return False
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()  # follows ONEDNN_MAX_CPU_ISA
 

@@ -16,20 +16,20 @@ from typing import Any, cast
 
 import torch
 from mmengine.config import Config
-from mmengine.dataset import InfiniteSampler
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
-from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
+from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
-from mmseg_ext.engine.build_errors import check_metrics, dataset_warnings, explained
-from mmseg_ext.engine.config import input_channels, load_config
+from mmseg_ext.engine.build_errors import explained
+from mmseg_ext.engine.config import as_list, input_channels, load_config
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
+from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.torch_versions import set_cudnn_attention
@@ -92,8 +92,7 @@ def build_test_runner(
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
-        metrics = cfg.test_evaluator
-        for metric in metrics if isinstance(metrics, list) else [metrics]:
+        for metric in as_list(cfg.test_evaluator):
             metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
     return _build(cfg, "test_loop")
@@ -128,19 +127,11 @@ def _build(cfg: Config, *loops: str) -> Runner:
         for loop in loops:
             getattr(runner, loop)
     runner.register_hook(AccelerationHook())
-    for key, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
-        sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
-        if isinstance(sampler, InfiniteSampler) and isinstance(loop, EpochBasedTrainLoop | ValLoop):
-            raise LaunchError(f"{key}_dataloader.sampler: InfiniteSampler never ends this loop")
-    if getattr(runner._train_loop, "val_interval", 1) == 0:
-        raise LaunchError(
-            "train_cfg.val_interval=0: is not an interval; to train without validation, set "
-            "val_cfg, val_dataloader and val_evaluator to None"
-        )
+    check_loops(runner)
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)
     if "train_loop" in loops:
-        from mmseg_ext.segmentors.loss_errors import losses_of_ignored_pixels  # needs mmseg
+        from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg
 
         model = unwrap_model(runner.model)
         for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):
@@ -179,19 +170,26 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     if isinstance(key, str):
         raise LaunchError(f"resume={key!r}: set resume=True load_from={key!r}")
     # As in mmengine, a file with resume=True resumes from its `load_from`.
-    in_file = bool(key and cfg.get("load_from")) and "resume" not in options
-    option = "load_from" in options
+    named_in_file = bool(key and cfg.get("load_from")) and "resume" not in options
+    named_by_option = "load_from" in options
     starts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    restarted = any(int(os.environ.get(name) or 0) > 0 for name in starts)
-    wanted = restarted or (not option and (resume or (key and not in_file)))
+    prefers_own = any(int(os.environ.get(name) or 0) > 0 for name in starts)
+    asks_for_own = resume or (key and not named_in_file)
+    if asks_for_own and not named_by_option:
+        prefers_own = True
     resume = resume or key
-    own = on_rank_zero(
-        lambda: wanted and bool(find_checkpoints(cfg)[0] or (resume and missing_checkpoint(cfg)))
-    )
-    if own:
+
+    def has_own() -> bool:
+        own, _ = find_checkpoints(cfg)
+        return bool(own or (resume and missing_checkpoint(cfg)))
+
+    if on_rank_zero(lambda: prefers_own and has_own()):
         cfg.load_from = None
-    # Otherwise a config's `load_from` starts a new run.
-    cfg.resume = own or (resume and (option or in_file or not cfg.get("load_from")))
+        cfg.resume = True
+    else:
+        # Without the option, a config's `load_from` starts a new run.
+        is_new = cfg.get("load_from") and not (named_by_option or named_in_file)
+        cfg.resume = resume and not is_new
 
 
 def enable_learning_rate_scaling(cfg: Config) -> None:
@@ -236,7 +234,8 @@ def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) 
         raise LaunchError(
             "--show, --show-dir: the config has no default_hooks.visualization; add it"
         )
-    if (channels := input_channels(cfg.model)) not in (1, 3):
+    channels = input_channels(cfg.model)
+    if channels not in (1, 3):
         raise LaunchError(
             f"--show, --show-dir: mmsegmentation draws no images of {channels} bands; use "
             "mmseg-ext image_demo"

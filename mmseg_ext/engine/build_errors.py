@@ -3,7 +3,8 @@
 A config is not checked in advance: whatever mmengine builds is accepted. Only after an error,
 `explained` looks for its cause in the config. The methods in the traceback tell the part: `EAHead.
 __init__` runs for `model.decode_head`. The words of the message tell the setting in this part. Each
-function `_of_...` explains one kind of error, or returns None.
+function `_of_...` explains one kind of error, or returns None. Settings of a decode head that do
+not fit its features or labels are explained by `mmseg_ext.segmentors.head_errors`.
 """
 
 import contextlib
@@ -16,18 +17,15 @@ from types import CodeType, TracebackType
 from typing import Any
 
 import mmengine.registry
-import torch
 from mmengine.config import Config
 from mmengine.model import BaseModule
 from mmengine.registry import Registry
-from mmengine.runner import Runner
 from torch import nn
 
 from mmseg_ext import errors
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.config import KEYS, arguments, format_error, inner_datasets, nearest, short
+from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
 from mmseg_ext.errors import LaunchError, RunError
-from mmseg_ext.upstream import built_dataloaders
 
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
 _ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods
@@ -88,107 +86,6 @@ def _all_entries(cfg: Config) -> _Entries:
         if key in KEYS:
             entries.extend(_with_all_inside(key, cfg[key]))
     return entries
-
-
-def dataset_warnings(runner: Runner) -> list[str]:
-    """Return warnings about datasets that do not fit the model, or each other.
-
-    The last decode head must have as many classes as each dataset, and the datasets must agree on
-    `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
-    number.
-    """
-    model = unwrap_model(runner.model)
-    head = getattr(model, "decode_head", None)
-    if isinstance(head, nn.ModuleList):
-        head = head[-1]
-    datasets: list[Any] = []
-    for loader in built_dataloaders(runner):
-        datasets.extend(inner_datasets(loader.dataset))
-    class_lists = set()
-    for dataset in datasets:
-        if classes := getattr(dataset, "metainfo", {}).get("classes"):
-            class_lists.add(tuple(classes))
-    counts = set(map(len, class_lists))
-    warnings = []
-    if number := getattr(head, "num_classes", None):
-        for count in sorted(counts - {number}):
-            line = f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
-            warnings.append(line)
-    warnings.extend(_head_warnings(model))
-    if len(counts) == 1 and len(class_lists) > 1:
-        warnings.append("metainfo.classes: the datasets name their classes differently")
-    if {True, False} <= {getattr(dataset, "reduce_zero_label", None) for dataset in datasets}:
-        warnings.append(
-            "reduce_zero_label is True in one dataset and False in another: their labels differ by "
-            "one class; set one value for all"
-        )
-    return warnings
-
-
-def _head_warnings(model: nn.Module) -> Iterator[str]:
-    """Yield warnings about ignored classes and class weights of a model's heads."""
-    from mmseg_ext.segmentors.loss_errors import wrong_class_weights  # `env` works without mmseg
-
-    for name, head in _heads(model):
-        if head.ignore_index in range(head.num_classes):
-            yield f"model.{name}.ignore_index={head.ignore_index}: this class is not trained"
-        if reason := wrong_class_weights(head):
-            yield f"model.{name}.{reason}"
-
-
-def _heads(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the modules that are decode heads, with their names."""
-    for name, module in model.named_modules():
-        if all(hasattr(module, attribute) for attribute in _OF_HEADS):
-            yield name, module
-
-
-def check_metrics(runner: Runner) -> None:
-    """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
-
-    The metric itself computes the names of its scores. `CheckedIoUMetric` gets the names of scores
-    of single classes that `save_best` or the `monitor` of a hook has, such as 'IoU.crop'.
-    """
-    metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
-    if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
-        return  # not only mmsegmentation's IoUMetric
-    wanted = (runner.cfg.get("default_hooks", {}).get("checkpoint") or {}).get("save_best") or []
-    if isinstance(wanted, str):
-        wanted = [wanted]
-    needed: list[Any] = list(wanted)
-    for hook in runner.hooks:
-        needed.append(getattr(hook, "monitor", None))
-    means: set[str] = set()
-    of_classes: set[str] = set()
-    for metric in metrics:
-        prefix = f"{metric.prefix}/" if metric.prefix else ""
-        for name in _kinds_of_scores(metric):
-            means.add(prefix + (name if name == "aAcc" else f"m{name}"))
-        for name in getattr(metric, "by_class", {}):
-            full_name = prefix + name
-            of_classes.add(full_name)
-            if full_name in needed and name not in metric.class_scores:
-                metric.class_scores.append(name)
-    known = {"auto"} | means | of_classes
-    for name in wanted:
-        if name not in known:
-            key = f"default_hooks.checkpoint.save_best={name!r}"
-            found = ", ".join(sorted(means) + sorted(of_classes, reverse=True)[:4])
-            hint = nearest(name, of_classes)
-            raise LaunchError(f"{key}: the validation returns {found}{hint}")
-
-
-def _kinds_of_scores(metric: Any) -> list[str]:
-    """Return the names of what an `IoUMetric` computes: 'aAcc', 'IoU', 'Acc'.
-
-    It computes them from areas of one pixel, which also sets `by_class` of `CheckedIoUMetric`.
-    """
-    areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
-    try:
-        return list(metric.total_area_to_metrics(*areas, metric.metrics))
-    except KeyError as error:
-        line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
-        raise LaunchError(line) from error
 
 
 @dataclass
@@ -414,11 +311,11 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
     from mmseg.models.decode_heads import DAHead  # `env` works without mmseg
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 
-    from mmseg_ext.segmentors.loss_errors import failing_loss
+    from mmseg_ext.segmentors.head_errors import failing_loss
 
     # torch, on a CPU: 'Target 21 is out of bounds.'
     label = re.search(r"Target (\d+) is out of bounds", str(error))
-    for name, head in _heads(model):
+    for name, head in heads_of(model):
         if label and int(label[1]) >= head.num_classes:
             key = f"model.{name}.num_classes={head.num_classes}"
             hint = "set their number, or find the files with `mmseg-ext check_dataset CONFIG`"
@@ -433,6 +330,13 @@ def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
             hint = "correct its settings, or use another loss"
             return LaunchError(f"model.{name}.{reason}; {hint}")
     return None
+
+
+def heads_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the modules that are decode heads, with their names."""
+    for name, module in model.named_modules():
+        if all(hasattr(module, attribute) for attribute in _OF_HEADS):
+            yield name, module
 
 
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:

@@ -39,7 +39,9 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         unknown = sorted(set(self.paramwise_cfg) - set(_KEYS))
         if unknown:
             raise ValueError(f"paramwise_cfg: unknown {', '.join(unknown)}; use {', '.join(_KEYS)}")
-        bias_rate, bias_decay, norm_decay = (self.paramwise_cfg.get(key, 1.0) for key in _KEYS)
+        bias_rate = self.paramwise_cfg.get("bias_lr_mult", 1.0)
+        bias_decay = self.paramwise_cfg.get("bias_decay_mult", 1.0)
+        norm_decay = self.paramwise_cfg.get("norm_decay_mult", 1.0)
         rate, decay = self.base_lr, self.base_wd
         weights = {"params": [], "lr": rate, "weight_decay": decay}
         norms = {"params": [], "lr": rate, "weight_decay": decay * norm_decay}
@@ -54,7 +56,9 @@ class RoleOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 group = weights
             if parameter.requires_grad:
                 group["params"].append(parameter)
-        params.extend(group for group in (weights, norms, biases) if group["params"])
+        for group in (weights, norms, biases):
+            if group["params"]:
+                params.append(group)
 
 
 @PARAM_SCHEDULERS.register_module()

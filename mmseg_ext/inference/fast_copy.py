@@ -51,7 +51,9 @@ class _FastNetwork:
     """A network that folds its norms at its first input, and then repeats graphs on a GPU."""
 
     def __init__(self, network: Network, model: nn.Module):
-        self._network, self._model, self._folded = network, model, False
+        self._network = network
+        self._model = model
+        self._folded = False
         self._graphs = Graphs(network, capture)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -68,7 +70,8 @@ def fold_norms(model: nn.Module, predict: Callable[[], Any]) -> int:
     `predict` runs the model, which shows what each norm follows. Modules that have hooks, a
     parametrization or another class, or that run several times, stay.
     """
-    own, calls = set(model.modules()), Counter()
+    own = set(model.modules())
+    calls = Counter()
     pairs: list[tuple[nn.Conv2d, _BatchNorm]] = []
 
     def observe(module: nn.Module, args: tuple, output: Any) -> None:
@@ -78,8 +81,11 @@ def fold_norms(model: nn.Module, predict: Callable[[], Any]) -> int:
         if type(module) is nn.Conv2d:
             output.source = module, output._version  # an in-place activation changes the version
         elif isinstance(module, _BatchNorm) and not module.training:
-            conv, version = getattr(args[0], "source", (None, None))
-            if conv is not None and args[0]._version == version and module.track_running_stats:
+            source = getattr(args[0], "source", None)
+            if source is None or not module.track_running_stats:
+                return
+            conv, version = source
+            if args[0]._version == version:
                 pairs.append((conv, module))
 
     # A global hook, because layers that compute with weights call modules that have own hooks.

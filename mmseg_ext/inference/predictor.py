@@ -1,4 +1,10 @@
-"""A segmentor as a function of images."""
+"""A segmentor as a function of images.
+
+`Predictor` reads an image, cuts it into tiles if asked to, and runs each tile through the test
+pipeline of the model's config. Tiles of equal sizes run together in a batch, also for several
+images. Each prediction is written into the arrays of its image's `Segmentation`, which is returned
+when its last tile is filled.
+"""
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -95,7 +101,9 @@ class _Tile:
 
         `merge` tells what its `seg_logits` are: probabilities, or a sum of the views' logits.
         """
-        (top, left), (rows, columns), result = self.corner, self.kept, self.result
+        top, left = self.corner
+        rows, columns = self.kept
+        result = self.result
         across = slice(columns.start - left, columns.stop - left)
         labels = prediction.pred_sem_seg.data[0, rows.start - top : rows.stop - top, across]
         if result.labels.dtype == np.uint8:
@@ -103,11 +111,14 @@ class _Tile:
         result.labels[rows, columns] = labels.cpu().numpy()
         if result.scores is None and result.confidence is None:
             return
-        views = len(self.sample["inputs"]) if isinstance(self.sample["inputs"], list) else 1
+        inputs = self.sample["inputs"]
+        views = len(inputs) if isinstance(inputs, list) else 1
         for start, strip in _probabilities(prediction.seg_logits, merge, views):
-            first = max(start + top, rows.start)
-            here = slice(first, max(first, min(start + top + len(strip), rows.stop)))
-            part = strip[here.start - top - start : here.stop - top - start, across].cpu().numpy()
+            strip_top = top + start
+            first = max(strip_top, rows.start)
+            stop = min(strip_top + len(strip), rows.stop)
+            here = slice(first, max(first, stop))
+            part = strip[here.start - strip_top : here.stop - strip_top, across].cpu().numpy()
             if result.scores is not None:
                 result.scores[:, here, columns] = part.transpose(2, 0, 1)
             if result.confidence is not None:
@@ -116,8 +127,10 @@ class _Tile:
 
 def _probabilities(logits: Any, merge: Merge, views: int) -> Iterator[tuple[int, Tensor]]:
     """Yield (top, probabilities (rows, W, classes)) of a prediction, from top to bottom."""
-    deferred = isinstance(logits, DeferredLogits)
-    strips = logits.strips() if deferred else [(0, logits.data.permute(1, 2, 0))]
+    if isinstance(logits, DeferredLogits):
+        strips = logits.strips()
+    else:
+        strips = [(0, logits.data.permute(1, 2, 0))]
     for top, scores in strips:
         if merge == "logits":
             scores = (scores / views).softmax(2)
@@ -175,7 +188,8 @@ class Predictor:
         value_range: ValueRange | None = None,
     ):
         if isinstance(tta, str | Path):
-            tta, weights = False, tta
+            weights = tta
+            tta = False
         if not isinstance(model, nn.Module):
             model = get_model(model, weights is None, weights, device or "cpu")
         elif weights is not None or device is not None:
@@ -185,13 +199,17 @@ class Predictor:
         self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
         self.batch_size, self.urls = batch_size, urls
         self.scores, self.confidence = scores, confidence
-        self.tile, self.overlap = tile, (tile or 0) // 8 if overlap is None else overlap
+        self.tile = tile
+        if overlap is None:
+            overlap = (tile or 0) // 8
+        self.overlap = overlap
         if tile is not None and not 0 <= self.overlap < tile:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
         config: Any = model.cfg
-        model = fast_copy(model) if fast else model
+        if fast:
+            model = fast_copy(model)
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
@@ -274,35 +292,52 @@ class Predictor:
                 shapes = [x.shape for x in tile.sample["inputs"]]  # of views, or of channels
                 groups.setdefault(str(shapes), []).append(tile)
             for group in groups.values():
-                with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
-                    samples = self.model.test_step(pseudo_collate([t.sample for t in group]))
-                for tile, sample in zip(group, samples, strict=True):
-                    tile.fill(sample, self._merge)
-            yield from (tile.result for tile in batch if tile.last)
+                self._predict(group)
+            for tile in batch:
+                if tile.last:
+                    yield tile.result
+
+    def _predict(self, tiles: list[_Tile]) -> None:
+        """Predict tiles of one size together, and fill their results."""
+        data = pseudo_collate([tile.sample for tile in tiles])
+        with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
+            predictions = self.model.test_step(data)
+        for tile, prediction in zip(tiles, predictions, strict=True):
+            tile.fill(prediction, self._merge)
 
     def _tiles(self, images: Iterable[ImageLike]) -> Iterator[_Tile]:
         for image in images:
             data = self._read(image)
             pixels = data["img"]
-            size = pixels.shape[:2]
-            labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
-            count = max(2, len(self.classes))  # a foreground has a background
-            scores = np.empty((count, *size), np.float16) if self.scores else None
-            confidence = np.empty(size, np.float16) if self.confidence else None
-            shown = to_picture(pixels, self._rgb_bands)
-            maps = (labels, self.classes, self.palette, shown, scores, confidence)
+            height, width = pixels.shape[:2]
+            windows = list(product(self._spans(height), self._spans(width)))
             result = None
-            windows = list(product(*map(self._spans, size)))
             for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
                 (rows, kept_rows), (columns, kept_columns) = window
                 part = np.ascontiguousarray(pixels[slice(*rows), slice(*columns)])
                 shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
                 sample = self._transformed({**data, **shape, "img": part})
-                seen = sample["inputs"][0].shape[-1]  # of the first view, or of the image
-                result = result or Segmentation(*maps, reduction=part.shape[1] / seen)
+                if result is None:
+                    seen = sample["inputs"][0].shape[-1]  # of the first view, or of the image
+                    result = self._empty_result(pixels, part.shape[1] / seen)
+                corner = (rows[0], columns[0])
                 kept = (slice(*kept_rows), slice(*kept_columns))
-                last = i == len(windows)
-                yield _Tile(sample, (rows[0], columns[0]), kept, result, last)
+                yield _Tile(sample, corner, kept, result, last=i == len(windows))
+
+    def _empty_result(self, pixels: np.ndarray, reduction: float) -> Segmentation:
+        """Return the result of an image, with arrays that its tiles fill."""
+        size = pixels.shape[:2]
+        labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
+        scores = confidence = None
+        if self.scores:
+            count = max(2, len(self.classes))  # a foreground has a background
+            scores = np.empty((count, *size), np.float16)
+        if self.confidence:
+            confidence = np.empty(size, np.float16)
+        picture = to_picture(pixels, self._rgb_bands)
+        return Segmentation(
+            labels, self.classes, self.palette, picture, scores, confidence, reduction
+        )
 
     def _spans(self, size: int) -> list[tuple[Span, Span]]:
         """Return the tiles of an axis, each with the part that it fills."""
@@ -347,9 +382,10 @@ def image_loader(settings: dict, channels: int, value_range: ValueRange | None =
     if kind is None or not issubclass(kind, LoadImageFromFile):  # one of another package
         return TRANSFORMS.build(settings)
     settings = {"channels": channels, **settings}
+    del settings["type"]
     if value_range is not None:
         settings["value_range"] = value_range
-    return CheckedLoadImage(**{key: value for key, value in settings.items() if key != "type"})
+    return CheckedLoadImage(**settings)
 
 
 def _pixels(image: Any, channels: int) -> Pixels:
@@ -357,16 +393,28 @@ def _pixels(image: Any, channels: int) -> Pixels:
     if isinstance(image, Image.Image):
         return picture_pixels(image)
     if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        image = image.movedim(0, -1) if image.ndim == 3 else image  # H, W, C
-        image = (image.float() if image.is_floating_point() else image).numpy()
+        image = _array_of(image)
     if not isinstance(image, np.ndarray):
         raise ValueError(_refusal(type(image).__name__, channels))
-    count = image.shape[2] if image.ndim == 3 else image.ndim == 2  # 1 for an array (H, W)
+    count = 0  # of another number of dimensions, which fits no network
+    if image.ndim == 2:
+        count = 1
+    elif image.ndim == 3:
+        count = image.shape[2]
     fits = (channels, 1, 4) if channels == 3 else (channels,)
     if image.size == 0 or count not in fits:
         raise ValueError(_refusal(f"shape {image.shape}", channels))
     return declared(image, alpha=(3,) if count == 4 else ())
+
+
+def _array_of(image: Tensor) -> np.ndarray:
+    """Return a tensor (C, H, W) or (H, W) as an array (H, W, C) or (H, W)."""
+    image = image.detach().cpu()
+    if image.ndim == 3:
+        image = image.movedim(0, -1)
+    if image.is_floating_point():
+        image = image.float()  # NumPy has no bfloat16
+    return image.numpy()
 
 
 def _refusal(given: str, channels: int) -> str:
@@ -378,9 +426,13 @@ def _refusal(given: str, channels: int) -> str:
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:
     """Return the transforms that load no label map, also inside test-time augmentation."""
-    kept = [t for t in pipeline if not type_name(t).endswith("LoadAnnotations")]
-    for i, transform in enumerate(kept):
-        if type_name(transform) == "TestTimeAug":
-            choices = map(_without_labels, transform["transforms"])
-            kept[i] = {**transform, "transforms": [choice for choice in choices if choice]}
+    kept = []
+    for transform in pipeline:
+        name = type_name(transform)
+        if name.endswith("LoadAnnotations"):
+            continue
+        if name == "TestTimeAug":
+            choices = [_without_labels(choice) for choice in transform["transforms"]]
+            transform = {**transform, "transforms": [choice for choice in choices if choice]}
+        kept.append(transform)
     return kept

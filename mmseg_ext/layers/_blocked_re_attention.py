@@ -1,9 +1,13 @@
 """Re-attention in blocks of queries, without the attention maps of all heads.
 
-Each block goes from the softmax to the weighted sum, because mixing and batch norm together are one
-matrix over the heads and one constant per head. In training the batch statistics are computed
-first, and the backward pass computes each block again. Time compared with the maps of all heads, at
-width 384 with 12 heads and the 1025 tokens of a 512x512 crop (docs/deepvit.md):
+The published layer stores maps (B, H, N, N) after the softmax, the mixing and the norm. Mixing is a
+matrix over the heads, and a batch norm with known statistics scales and shifts each head. Together
+they are one matrix (H, H) and one constant per head, so each block of queries can go from the
+softmax to the weighted sum on its own.
+
+In training, a first pass over the blocks computes the batch statistics, and the backward pass
+computes each block again. Time compared with the maps of all heads, at width 384 with 12 heads and
+the 1025 tokens of a 512x512 crop (docs/deepvit.md):
 
     batch 2: inference 412.1 to 61.5 ms, a training step 1348.8 to 676.0 ms
 """
@@ -21,6 +25,11 @@ from mmseg_ext.layers.submodules import computes_by_weights, update_running_stat
 # With gradients, blocks are computed again in the backward pass. This measured faster than keeping
 # the maps at 1025 tokens, and slower at 197.
 _RECOMPUTED_TOKENS = 512
+
+# Bytes of the maps of one block. On a CPU they should stay in the last-level cache: 4 MiB measured
+# best of 0.5 to 16 MiB for 197 to 1025 tokens. On other devices the block only limits the memory.
+_BLOCK_BYTES_CPU = 4 * 2**20
+_BLOCK_BYTES = 256 * 2**20
 
 
 def should_use(x: Tensor, drop: nn.Dropout, mixing: nn.Conv2d, norm: nn.Module) -> bool:
@@ -47,8 +56,9 @@ def attend(
     """
     matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * token_ratio  # (H, H)
     with autocast_disabled(q):
-        affine = _affine(matrix, mixing, norm, q, k)
-    return torch.cat([recomputed(_block, block, k, v, *affine) for block in _blocks(q)], 1)
+        matrix, constant = _affine(matrix, mixing, norm, q, k)
+    parts = [recomputed(_block, block, k, v, matrix, constant) for block in _blocks(q)]
+    return torch.cat(parts, 1)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) -> Tensor:
@@ -103,7 +113,8 @@ def products_of_maps(a: Tensor, b: Tensor) -> Tensor:
     """
     if a.device.type == "cpu":
         return (a.flatten(1) @ b.flatten(1).t())[None]
-    a, b = (t.flatten(1, 2).transpose(0, 1) for t in (a, b))  # (B n, H, N)
+    a = a.flatten(1, 2).transpose(0, 1)  # (B n, H, N)
+    b = b.flatten(1, 2).transpose(0, 1)  # (B n, H, N)
     return a @ b.transpose(1, 2)
 
 
@@ -157,8 +168,6 @@ def _softmax_maps(q: Tensor, k: Tensor) -> Tensor:
 def _blocks(q: Tensor) -> Sequence[Tensor]:
     """Split queries (H, B, N, d) into blocks (H, B, n, d)."""
     heads, batch, tokens, _ = q.shape
-    # On a CPU the maps of one block should stay in the last-level cache: 4 MiB measured best of 0.5
-    # to 16 MiB for 197 to 1025 tokens. On other devices the block only limits the memory.
-    budget = 2**20 * (4 if q.device.type == "cpu" else 256)
+    budget = _BLOCK_BYTES_CPU if q.device.type == "cpu" else _BLOCK_BYTES
     row = batch * heads * tokens * full_precision(q.dtype).itemsize
     return q.split(max(1, budget // row), dim=2)

@@ -81,7 +81,8 @@ def _absorb_norm(
     if norm.training and isinstance(norm, nn.SyncBatchNorm):
         return values, None  # its statistics are those of all processes
     # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
-    count, slot_mean = attention.shape[0] * attention.shape[2], attention.mean(dim=(0, 2))  # (S,)
+    count = attention.shape[0] * attention.shape[2]
+    slot_mean = attention.mean(dim=(0, 2))  # (S,)
     centered = attention - slot_mean[:, None]  # (B, S, N)
     covariance = torch.bmm(centered, centered.transpose(1, 2)).sum(0) / count  # (S, S)
     mean = values @ slot_mean  # (C,)
@@ -99,4 +100,6 @@ def _fold(
     if norm.weight is not None:
         scale = scale * norm.weight
     shift = -mean.to(values.dtype) * scale
-    return values * scale[:, None], shift if norm.bias is None else shift + norm.bias
+    if norm.bias is not None:
+        shift = shift + norm.bias
+    return values * scale[:, None], shift

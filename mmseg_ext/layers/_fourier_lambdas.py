@@ -27,7 +27,8 @@ def should_use(values: Tensor, weight: Tensor) -> bool:
         return False  # a program for any size contains one form for all sizes
     taps, positions = weight.shape[2] * weight.shape[3], height * width
     training = torch.is_grad_enabled() and (values.requires_grad or weight.requires_grad)
-    large = taps >= (100 if training else 3_500) and taps * positions >= 50_000
+    fewest_taps = 100 if training else 3_500
+    large = taps >= fewest_taps and taps * positions >= 50_000
     return large and len(values) > 0  # MKL has no transform of an empty batch
 
 
@@ -38,7 +39,8 @@ def fourier_lambdas(values: Tensor, weight: Tensor, dilation: int = 1) -> Iterat
     """
     # A circular correlation of length H + reach is sufficient: the values that wrap around are
     # outside of the map.
-    values, weight = (t.to(full_precision(t.dtype)) for t in (values, weight))
+    values = values.to(full_precision(values.dtype))
+    weight = weight.to(full_precision(weight.dtype))
     batch, _, depth, height, width = values.shape
     rows, columns = weight.shape[2:]
     reach = (dilation * (rows // 2), dilation * (columns // 2))

@@ -13,7 +13,7 @@ Deviations from the published code:
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -106,11 +106,11 @@ class ExternalAttention2d(nn.Module):
         # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to 1.8 times as long
         # (docs/gpu.md). Compiled programs for CPUs always compose, because a second one for small
         # maps would be compiled otherwise.
-        many = not x.is_cuda and (is_compiling() or pixels > self.memory_size)
-        if many and self._is_composable():
+        pays_off = not x.is_cuda and (is_compiling() or pixels > self.memory_size)
+        if pays_off and self._is_composable():
             with autocast_disabled(x):
-                weights = self._composed_weights()
-            return composed_attention(x, *weights, self.conv2[1], self.normalize)
+                keys, key_bias, values = self._composed_weights()
+            return composed_attention(x, keys, key_bias, values, self.conv2[1], self.normalize)
         return self.published_order(x)
 
     def published_order(self, x: Tensor) -> Tensor:
@@ -155,11 +155,14 @@ class ExternalAttention2d(nn.Module):
     def _composed_weights(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return M_k W_1 (S, C), M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
         dtype = full_precision(self.conv1.weight.dtype)
-        weights = self.conv1.weight, self.conv2[0].weight
-        # pyright takes a module's weight for a tensor or a module.
-        first, last = (w.flatten(1).to(dtype) for w in weights)  # pyright: ignore[reportCallIssue]
+        last_weight: Any = self.conv2[0].weight  # pyright takes it for a tensor or a module
         # `flatten` instead of an index, whose backward pass would fill a tensor with zeros.
+        first = self.conv1.weight.flatten(1).to(dtype)  # (C, C)
+        last = last_weight.flatten(1).to(dtype)  # (C, C)
         keys = self.linear_0.weight.flatten(1).to(dtype)  # (S, C)
-        values = keys.t() if self.tied else self.linear_1.weight.flatten(1).to(dtype)  # (C, S)
+        if self.tied:
+            values = keys.t()  # (C, S)
+        else:
+            values = self.linear_1.weight.flatten(1).to(dtype)  # (C, S)
         assert self.conv1.bias is not None
         return keys @ first, keys @ self.conv1.bias.to(dtype), last @ values

@@ -20,13 +20,20 @@ def head_width(embed_dim: int, num_heads: int) -> int:
 
 def require_map(x: Tensor, channels: int, last: bool = False) -> None:
     """Raise a ValueError unless x is (B, channels, H, W), or with `last` (B, H, W, channels)."""
-    axis, wanted = (3, f"(B, H, W, {channels})") if last else (1, f"(B, {channels}, H, W)")
-    if x.ndim != 4 or x.shape[axis] != channels:
-        hint = ""
-        if x.ndim == 4 and x.shape[4 - axis] == channels:
-            order = "first: x.permute(0, 2, 3, 1)" if last else "last: x.permute(0, 3, 1, 2)"
-            hint = f"; its channels come {order}"
-        raise ValueError(f"x must be {wanted}, got {tuple(x.shape)}{hint}")
+    if last:
+        axis, other_axis = 3, 1
+        wanted = f"(B, H, W, {channels})"
+        repair = "its channels come first: x.permute(0, 2, 3, 1)"
+    else:
+        axis, other_axis = 1, 3
+        wanted = f"(B, {channels}, H, W)"
+        repair = "its channels come last: x.permute(0, 3, 1, 2)"
+    if x.ndim == 4 and x.shape[axis] == channels:
+        return
+    hint = ""
+    if x.ndim == 4 and x.shape[other_axis] == channels:
+        hint = f"; {repair}"
+    raise ValueError(f"x must be {wanted}, got {tuple(x.shape)}{hint}")
 
 
 def require_tokens(x: Tensor, width: int) -> None:

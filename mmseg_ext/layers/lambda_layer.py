@@ -85,9 +85,7 @@ class LambdaLayer(nn.Module):
         out_channels = out_channels or in_channels
         if out_channels % num_heads:
             raise ValueError(f"out_channels={out_channels} must be a multiple of {num_heads} heads")
-        pools = {"avg3": nn.AvgPool2d(3, stride, padding=1)}
-        pools["avg2"] = nn.AvgPool2d(2, stride, ceil_mode=True)
-        if pool not in pools:
+        if pool not in ("avg3", "avg2"):
             raise ValueError(f"pool must be 'avg3' or 'avg2', not {pool!r}")
         self.num_heads, self.value_depth = num_heads, out_channels // num_heads
         self.key_depth, self.intra_depth = key_depth, intra_depth
@@ -95,8 +93,11 @@ class LambdaLayer(nn.Module):
         self.dilation = dilation
         table = self._table_size()
 
-        depths = (key_depth * intra_depth, self.value_depth * intra_depth)
-        self.channels = (num_heads * key_depth, *depths)  # of queries, keys and values
+        self.channels = (  # of queries, keys and values
+            num_heads * key_depth,
+            key_depth * intra_depth,
+            self.value_depth * intra_depth,
+        )
         self.qkv = nn.Conv2d(in_channels, sum(self.channels), 1, bias=False)
         self.norm_q = norm_layer(self.channels[0])
         self.norm_v = norm_layer(self.channels[2])
@@ -107,7 +108,11 @@ class LambdaLayer(nn.Module):
             self.position = PositionEmbeddings(key_depth, intra_depth, table, position_bias)
         else:
             self._borrowed = (embeddings,)
-        self.pool = pools[pool] if stride > 1 else nn.Identity()
+        self.pool = nn.Identity()
+        if stride > 1 and pool == "avg3":
+            self.pool = nn.AvgPool2d(3, stride, padding=1)
+        elif stride > 1:
+            self.pool = nn.AvgPool2d(2, stride, ceil_mode=True)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,18 +132,18 @@ class LambdaLayer(nn.Module):
         chunks = compute_lambdas(values, self.embeddings.weight, self.dilation)
         dtype = queries.dtype
         if x.device.type == "cuda":
-            apply = apply_by_positions
+            apply = apply_by_positions  # starts a fifth of the operators
         else:
-            # Under autocast only convolutions run in half precision.
-            queries, values = (t.to(full_precision(dtype)) for t in (queries, values))
             apply = apply_by_channels
+            # Under autocast only convolutions run in half precision.
+            queries, values = queries.to(full_precision(dtype)), values.to(full_precision(dtype))
         with autocast_disabled(x):
             shared = self._shared_lambda(keys, values)
         y = apply(queries, chunks, shared).flatten(1, 2)  # (B, h v, H, W)
         y = self.pool(y.to(dtype))  # (B, h v, H', W')
-        channels_last = x.stride(1) == 1 and not x.is_contiguous()
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        return y.contiguous(memory_format=layout)
+        if x.stride(1) == 1 and not x.is_contiguous():
+            return y.contiguous(memory_format=torch.channels_last)
+        return y.contiguous()
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """Return the weights of the values for x (B, C, H, W), (B, h, u, N, N) with N = H W.
@@ -148,22 +153,30 @@ class LambdaLayer(nn.Module):
         are in raster order, queries before keys. `position` (row, column) selects one query and
         gives (B, h, u, 1, N). For a strided layer these are the weights before pooling.
         """
-        size = x.shape[2:]
         queries, keys, _ = self._project(x)
+        height, width = x.shape[2:]
+        rows = torch.arange(height, device=x.device)
+        columns = torch.arange(width, device=x.device)
         if position is not None:
+            rows, columns = rows[position[0], None], columns[position[1], None]  # (1,)
             queries = queries[..., position[0], position[1], None, None]  # (B, h, k, 1, 1)
         keys = keys.flatten(2).softmax(2).unflatten(1, (self.intra_depth, -1))  # (B, u, k, M)
-        content = torch.einsum("bhkyx,bukm->bhuyxm", queries, keys).unflatten(-1, size)
+        content = torch.einsum("bhkyx,bukm->bhuyxm", queries, keys)
+        content = content.unflatten(-1, (height, width))  # (B, h, u, y, x, H, W)
         weights = torch.einsum("bhkyx,kurs->bhuyxrs", queries, self.embeddings.weight)
         # Move the weight of each tap (r, s) to the position (m, n) that it falls on.
-        for axis, taps in enumerate(self.embeddings.weight.shape[2:]):
-            here = torch.arange(size[axis], device=x.device)
-            start = here if position is None else here[position[axis], None]
-            offset = self.dilation * (torch.arange(taps, device=x.device) - taps // 2)
-            hit = start[:, None, None] + offset[:, None] == here  # (queries, taps, keys)
-            equation = ("bhuyxrs,yrm->bhuyxms", "bhuyxms,xsn->bhuyxmn")[axis]
-            weights = torch.einsum(equation, weights, hit.to(weights.dtype))
+        taps_down, taps_across = self.embeddings.weight.shape[2:]
+        down = self._hits(rows, taps_down, height).to(weights.dtype)
+        across = self._hits(columns, taps_across, width).to(weights.dtype)
+        weights = torch.einsum("bhuyxrs,yrm->bhuyxms", weights, down)
+        weights = torch.einsum("bhuyxms,xsn->bhuyxmn", weights, across)
         return (content + weights).flatten(5).flatten(3, 4)  # (B, h, u, N, N)
+
+    def _hits(self, queries: Tensor, taps: int, size: int) -> Tensor:
+        """Return whether each tap of a query on one axis falls on each key, (q, taps, size)."""
+        offset = self.dilation * (torch.arange(taps, device=queries.device) - taps // 2)
+        keys = torch.arange(size, device=queries.device)
+        return queries[:, None, None] + offset[:, None] == keys
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return normalized queries (B, h, k, H, W), and keys and values as projected."""
@@ -184,7 +197,10 @@ class LambdaLayer(nn.Module):
         # This order gives the values' gradient ordinary strides. With other strides the backward
         # pass of batch norm for one image is wrong on a CPU (torch 2.13).
         shared = values.flatten(3) @ keys.transpose(2, 3)  # (B, u, v, k)
-        shared = shared.squeeze(1) if self.intra_depth == 1 else shared.sum(1)  # (B, v, k)
+        if self.intra_depth == 1:
+            shared = shared.squeeze(1)  # (B, v, k)
+        else:
+            shared = shared.sum(1)  # (B, v, k)
         shared = shared.transpose(1, 2)  # (B, k, v)
         if self.embeddings.bias is not None:
             shared = shared + self.embeddings.bias.to(values.dtype)[:, None]
@@ -260,17 +276,16 @@ def apply_by_channels(queries: Tensor, chunks: Iterable[Tensor], shared: Tensor)
     lambda_n is the sum of `shared` (B, k, v) and a position lambda. `chunks` (B, k', v, H, W) are
     the position lambdas of all k channels in order.
     """
-    y, first = None, 0
     # One pass per key channel: k is small, and a (B, h, k, v, H, W) tensor would be large. In
     # place, because sixteen new maps per layer would fragment the memory. `unbind`, because the
     # gradient of each index would be a map of all channels, filled with zeros.
     channels = queries.unsqueeze(3).unbind(2)  # each (B, h, 1, H, W)
-    for lambdas in chunks:
-        lambdas = lambdas.to(queries.dtype).unsqueeze(1).unbind(2)  # each (B, 1, v, H, W)
-        last = first + len(lambdas)
-        for q, lam in zip(channels[first:last], lambdas, strict=True):
-            y = q * lam if y is None else y.addcmul_(q, lam)
-        first = last
+    y, used = None, 0
+    for chunk in chunks:
+        lambdas = chunk.to(queries.dtype).unsqueeze(1).unbind(2)  # each (B, 1, v, H, W)
+        for lam in lambdas:
+            y = channels[used] * lam if y is None else y.addcmul_(channels[used], lam)
+            used += 1
     with autocast_disabled(queries):
         content = shared.transpose(1, 2).unsqueeze(1) @ queries.flatten(3)  # (B, h, v, N)
     assert y is not None
@@ -278,14 +293,16 @@ def apply_by_channels(queries: Tensor, chunks: Iterable[Tensor], shared: Tensor)
 
 
 def apply_by_positions(queries: Tensor, chunks: Iterable[Tensor], shared: Tensor) -> Tensor:
-    """Compute `apply_by_channels` with one product of small matrices for each position.
+    """Compute `apply_by_channels` for a GPU, which it keeps waiting less.
 
-    It starts a fifth of the operators. On a CPU it is slower. There is one chunk.
+    The queries of all heads and the lambda of a position are small matrices. One operator
+    multiplies them for all positions, instead of one for each key channel, and it runs in the dtype
+    of autocast. On a CPU it is slower. `chunks` has one chunk, from `direct_lambdas`.
     """
-    (lambdas,) = chunks
-    lambdas = lambdas + shared[..., None, None]  # (B, k, v, H, W)
-    batch, _, _, *size = lambdas.shape
+    (position_part,) = chunks
+    lambdas = position_part + shared[..., None, None]  # (B, k, v, H, W)
+    batch, _, _, height, width = lambdas.shape
     left = queries.permute(0, 3, 4, 1, 2).flatten(0, 2)  # (B H W, h, k)
     right = lambdas.permute(0, 3, 4, 2, 1).flatten(0, 2)  # (B H W, v, k)
     y = left @ right.transpose(1, 2)  # (B H W, h, v)
-    return y.unflatten(0, (batch, *size)).permute(0, 3, 4, 1, 2)  # (B, h, v, H, W)
+    return y.unflatten(0, (batch, height, width)).permute(0, 3, 4, 1, 2)  # (B, h, v, H, W)

@@ -118,13 +118,15 @@ class ManhattanAttention(nn.Module):
         Layers with equal settings can share the `terms` of maps of one size.
         """
         require_map(x, self.embed_dim, last=True)
-        terms = self.position_terms(x) if terms is None else terms
+        if terms is None:
+            terms = self.position_terms(x)
         q, k, value = self._heads(x, terms)  # (B, H, W, n, d)
         if self.decomposed:
-            v = self._attend_along_h(q, k, self._attend(q, k, value, terms.biases[0]), terms)
+            along_w = self._attend(q, k, value, terms.biases[0])
+            out = self._attend_along_h(q, k, along_w, terms)
         else:
-            v = self._attend_to_map(q, k, value, terms, x)
-        out = v.flatten(-2)  # (B, H, W, C)
+            out = self._attend_to_map(q, k, value, terms, x)
+        out = out.flatten(-2)  # (B, H, W, C)
         if self.lce is not None:
             # In this order, because the sum has the memory layout of its first term.
             out = channels_last(self.lce(channels_first(value.flatten(-2)))) + out
@@ -133,20 +135,23 @@ class ManhattanAttention(nn.Module):
     def position_terms(self, x: Tensor) -> PositionTerms:
         """Compute the terms that depend only on the size, device and dtype of x (B, H, W, C)."""
         height, width = x.shape[1:3]
-        sliced = not self.decomposed and _slice_size(self.num_heads, height * width, x) is not None
-        decays = None if self.decay is None else self._log_decays(x)
-        if decays is None or sliced:
-            return PositionTerms(*self._phase(x), decays, (None, None))
+        phase, inverse = self._phase(x)
+        if self.decay is None:
+            return PositionTerms(phase, inverse, None, (None, None))
+        decays = self._log_decays(x)
         if self.decomposed:
-            biases = [self._bias(x, decays, _distances(size, x)) for size in (width, height)]
-        else:
-            positions = torch.arange(height * width, device=x.device)
-            biases = [self._bias(x, decays, manhattan_distance(positions, height, width))]
-        # With columns as heads, queries, keys and values of several images need no copies.
-        repeats = self.decomposed and not is_recorded() and len(x) > 1
-        if repeats and biases[1].nbytes * width <= _COLUMN_BYTES:
-            biases[1] = biases[1].repeat(1, width, 1, 1)  # (1, W n, H, H)
-        return PositionTerms(*self._phase(x), decays, tuple(biases))
+            along_w = self._bias(x, decays, _distances(width, x))
+            along_h = self._bias(x, decays, _distances(height, x))
+            # With columns as heads, queries, keys and values of several images need no copies.
+            repeats = not is_recorded() and len(x) > 1
+            if repeats and along_h.nbytes * width <= _COLUMN_BYTES:
+                along_h = along_h.repeat(1, width, 1, 1)  # (1, W n, H, H)
+            return PositionTerms(phase, inverse, decays, (along_w, along_h))
+        if _slice_size(self.num_heads, height * width, x) is not None:
+            return PositionTerms(phase, inverse, decays, (None,))  # each slice computes its own
+        positions = torch.arange(height * width, device=x.device)
+        bias = self._bias(x, decays, manhattan_distance(positions, height, width))
+        return PositionTerms(phase, inverse, decays, (bias,))
 
     def _phase(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return the phases of the map x (B, H, W, C), and for eager programs their inverse."""
@@ -162,8 +167,10 @@ class ManhattanAttention(nn.Module):
         # A mask with three dimensions would take the kernel's unfused path.
         bias = decays.view(1, -1, 1, 1) * distance  # (1, n, l', l)
         # Kernels of GPUs require the dtype of the queries, as all kernels of older torch.
-        mixed = self.decay == "product" or (x.device.type == "cpu" and HAS_MIXED_MASKS)
-        return bias if mixed else bias.to(compute_dtype(x))
+        keeps_dtype = x.device.type == "cpu" and HAS_MIXED_MASKS
+        if self.decay == "product" or keeps_dtype:
+            return bias
+        return bias.to(compute_dtype(x))
 
     def _heads(self, x: Tensor, terms: PositionTerms) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries, rotated keys, and values, each (B, H, W, n, d)."""
@@ -174,7 +181,8 @@ class ManhattanAttention(nn.Module):
             return q, k, v
         if inverse is None or is_recorded():
             return rotate_real(q, phase), rotate_real(k, phase), v
-        return *_Rotation.apply(q, k, phase, inverse), v
+        q, k = _Rotation.apply(q, k, phase, inverse)
+        return q, k, v
 
     def attention_map(self, x: Tensor, position: tuple[int, int] | None = None) -> Tensor:
         """Return the weights of the values for x (B, H, W, C), (B, n, N, N) with N = H W.
@@ -184,37 +192,57 @@ class ManhattanAttention(nn.Module):
         of the query times along the row of the key.
         """
         require_map(x, self.embed_dim, last=True)
-        heads = self._heads(x, PositionTerms(*self._phase(x), None, ()))
-        q, k = (t.permute(0, 3, 1, 2, 4) for t in heads[:2])  # (B, n, H, W, d)
+        height, width = x.shape[1:3]
+        row, column = slice(None), slice(None)  # of the queries
+        if position is not None:
+            row = slice(position[0], position[0] + 1)
+            column = slice(position[1], position[1] + 1)
+        phase, inverse = self._phase(x)
+        q, k, _ = self._heads(x, PositionTerms(phase, inverse, None, ()))
+        q = q.permute(0, 3, 1, 2, 4)  # (B, n, H, W, d)
+        k = k.permute(0, 3, 1, 2, 4)  # (B, n, H, W, d)
         q = q * q.shape[-1] ** -0.5
-        row, column = (slice(i, i + 1) for i in position) if position else [slice(None)] * 2
-        rows, columns = (torch.arange(size, device=x.device) for size in x.shape[1:3])
         if self.decomposed:
-            queries, keys = q[:, :, row].transpose(2, 3), k.permute(0, 1, 3, 4, 2)
-            down = manhattan_distance(rows[row], 1, len(rows))  # (H, H')
-            across = manhattan_distance(columns[column], 1, len(columns))  # (W, W')
-            along_h = self._weights(queries[:, :, column] @ keys[:, :, column], down)
-            along_w = self._weights(q[:, :, :, column] @ k.transpose(3, 4), across)
-            # (B, n, W, H, H') and (B, n, H', W, W')
-            maps = torch.einsum("bnwrs,bnswv->bnrwsv", along_h, along_w)
-            return maps.flatten(4).flatten(2, 3)  # (B, n, H W, H' W')
-        raster = (rows[row, None] * len(columns) + columns[column]).flatten()
-        distance = manhattan_distance(raster, len(rows), len(columns))  # (H W, H' W')
+            return self._decomposed_map(q, k, row, column)
+        raster = torch.arange(height * width, device=x.device).view(height, width)
+        queries = raster[row, column].flatten()
+        distance = manhattan_distance(queries, height, width)  # (H W, H' W')
         logits = q[:, :, row, column].flatten(2, 3) @ k.flatten(2, 3).transpose(2, 3)
         return self._weights(logits, distance)
+
+    def _decomposed_map(self, q: Tensor, k: Tensor, row: slice, column: slice) -> Tensor:
+        """Return the weights (B, n, H W, H' W') for scaled queries and keys (B, n, H, W, d).
+
+        `row` and `column` select the queries.
+        """
+        height, width = q.shape[2:4]
+        rows = torch.arange(height, device=q.device)[row]
+        columns = torch.arange(width, device=q.device)[column]
+        down = manhattan_distance(rows, 1, height)  # (H, H')
+        across = manhattan_distance(columns, 1, width)  # (W, W')
+        queries = q[:, :, row].transpose(2, 3)  # (B, n, W, H, d)
+        keys = k.permute(0, 1, 3, 4, 2)  # (B, n, W', d, H')
+        # (B, n, W, H, H'), then (B, n, H', W, W')
+        along_h = self._weights(queries[:, :, column] @ keys[:, :, column], down)
+        along_w = self._weights(q[:, :, :, column] @ k.transpose(3, 4), across)
+        maps = torch.einsum("bnwrs,bnswv->bnrwsv", along_h, along_w)
+        return maps.flatten(4).flatten(2, 3)
 
     def _weights(self, logits: Tensor, distance: Tensor) -> Tensor:
         """Return weights of the shape of logits (B, n, ..., l, m), for distances (l, m)."""
         if self.decay is None:
             return logits.softmax(-1)
-        bias = self._log_decays(logits).view(-1, *[1] * (logits.ndim - 2)) * distance
+        one_per_head = [-1] + [1] * (logits.ndim - 2)
+        bias = self._log_decays(logits).view(one_per_head) * distance
         if self.decay == "product":
             return logits.softmax(-1) * bias.exp()
         return (logits + bias).softmax(-1)
 
     def _log_decays(self, like: Tensor) -> Tensor:
-        settings = (self.num_heads, self.decay_start, self.decay_range)
-        return _in_float64(log_decays, *settings, like=like)  # (n,)
+        """Return the log-decay of each head (n,)."""
+        return _in_float64(
+            log_decays, self.num_heads, self.decay_start, self.decay_range, like=like
+        )
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         """Attend along the third dimension, (B, H, W, n, d) to (B, H, W, n, d)."""
@@ -239,22 +267,22 @@ class ManhattanAttention(nn.Module):
         """Attend to all positions, (B, H, W, n, d) to (B, H, W, n, d), for the layer's input x."""
         height, width = x.shape[1:3]
         q, k, values = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))  # (B, n, L, d)
-        printed, step = self.decay == "product", _slice_size(self.num_heads, height * width, x)
-        decays = terms.decays
+        printed = self.decay == "product"
+        decays, step = terms.decays, _slice_size(self.num_heads, height * width, x)
+        if step is None or decays is None:
+            out = attend(q, k, values, terms.biases[0], printed)  # (B, n, L, d)
+            return out.transpose(1, 2).reshape(v.shape)
 
         def attend_slice(queries: Tensor, k: Tensor, values: Tensor, start: int) -> Tensor:
-            assert decays is not None  # below
             positions = torch.arange(start, start + queries.shape[2], device=x.device)
             bias = self._bias(x, decays, manhattan_distance(positions, height, width))
             return attend(queries, k, values, bias, printed)
 
-        if step is None or decays is None:
-            out = attend(q, k, values, terms.biases[0], printed)  # (B, n, L, d)
-        else:
-            slices = enumerate(q.split(step, 2))  # of (B, n, l', d)
-            calls = ((partial(attend_slice, start=i * step), queries) for i, queries in slices)
-            out = torch.cat([recomputed(f, queries, k, values) for f, queries in calls], 2)
-        return out.transpose(1, 2).reshape(v.shape)
+        parts = []
+        for i, queries in enumerate(q.split(step, 2)):  # each (B, n, l', d)
+            attend_from = partial(attend_slice, start=i * step)
+            parts.append(recomputed(attend_from, queries, k, values))
+        return torch.cat(parts, 2).transpose(1, 2).reshape(v.shape)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, printed: bool = False) -> Tensor:
@@ -333,9 +361,10 @@ def _in_float64(function: Callable[..., Tensor], *arguments: float, like: Tensor
 
 
 class _Rotation(torch.autograd.Function):
-    """`rotate_real` of queries and keys in complex numbers: a product each, and one backward.
+    """`rotate_real` of queries and keys in complex numbers, a product each.
 
-    Autograd would conjugate the phases of each product again.
+    Its backward pass multiplies by the inverse phases of the stage. Autograd would conjugate the
+    phases again for each product, in operators that a GPU waits for.
     """
 
     @staticmethod
@@ -346,13 +375,18 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients: Tensor):
         phase, inverse = ctx.saved_tensors
+        of_q, of_k = gradients
         if torch.is_grad_enabled():  # second derivatives
-            return *_Rotation.apply(*gradients, inverse, phase), None, None
-        return *(_rotate(gradient, inverse) for gradient in gradients), None, None
+            of_q, of_k = _Rotation.apply(of_q, of_k, inverse, phase)
+        else:
+            of_q, of_k = _rotate(of_q, inverse), _rotate(of_k, inverse)
+        return of_q, of_k, None, None
 
 
 def _rotate(x: Tensor, phase: Tensor) -> Tensor:
-    x = x if x.stride(-1) == 1 else x.contiguous()  # else it is no view of complex numbers
+    """Compute `rotate_real` in complex numbers, with phases of the dtype float32 or float64."""
+    if x.stride(-1) != 1:  # not a view of complex numbers
+        x = x.contiguous()
     pairs = x.to(phase.dtype).unflatten(-1, (-1, 2))  # (B, H, W, n, d / 2, 2)
     product = torch.view_as_complex(pairs) * torch.view_as_complex(phase)
     return torch.view_as_real(product).flatten(-2).to(x.dtype)  # (B, H, W, n, d)
@@ -416,8 +450,8 @@ class ManhattanBlock(nn.Module):
         self.drop_path = nn.Identity() if drop_path is None else drop_path
         self.gamma1 = self.gamma2 = None
         if layer_scale is not None:
-            gains = (nn.Parameter(torch.full((embed_dim,), layer_scale)) for _ in range(2))
-            self.gamma1, self.gamma2 = gains
+            self.gamma1 = nn.Parameter(torch.full((embed_dim,), layer_scale))
+            self.gamma2 = nn.Parameter(torch.full((embed_dim,), layer_scale))
 
     def forward(
         self,
@@ -433,16 +467,25 @@ class ManhattanBlock(nn.Module):
         require_map(x, self.attn.embed_dim, last=True)
         if self.cpe is not None:
             x = x + channels_last(self.cpe(channels_first(x)))
-        shared = (terms,) if takes_terms(self.attn) else ()
-        first, second = (None, None) if divisors is None else divisors
-        x = self._add_branch(x, self.attn(self.norm1(x), *shared), self.gamma1, first)
-        return self._add_branch(x, self.ffn(self.norm2(x)), self.gamma2, second)
+        first, second = None, None
+        if divisors is not None:
+            first, second = divisors
+        if takes_terms(self.attn):
+            branch = self.attn(self.norm1(x), terms)
+        else:
+            branch = self.attn(self.norm1(x))
+        x = x + self._scaled_branch(branch, self.gamma1, first)
+        return x + self._scaled_branch(self.ffn(self.norm2(x)), self.gamma2, second)
 
-    def _add_branch(
-        self, x: Tensor, branch: Tensor, gamma: Tensor | None, divisor: Tensor | None
+    def _scaled_branch(
+        self, branch: Tensor, gamma: Tensor | None, divisor: Tensor | None
     ) -> Tensor:
-        branch = branch if gamma is None else gamma * branch
-        return x + (self.drop_path(branch) if divisor is None else branch / divisor)
+        """Apply the layer scale and stochastic depth to a residual branch (B, H, W, C)."""
+        if gamma is not None:
+            branch = gamma * branch
+        if divisor is not None:
+            return branch / divisor
+        return self.drop_path(branch)
 
 
 def takes_terms(module: nn.Module) -> bool:

@@ -16,8 +16,9 @@ def full_precision(dtype: torch.dtype) -> torch.dtype:
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which autocast runs a product with `x`; without autocast x.dtype."""
-    dtype = None if x.dtype == torch.float64 else autocast_dtype(x.device.type)
-    return x.dtype if dtype is None else dtype
+    if x.dtype == torch.float64:  # which autocast leaves alone
+        return x.dtype
+    return autocast_dtype(x.device.type) or x.dtype
 
 
 def autocast_disabled(x: Tensor) -> AbstractContextManager:

@@ -80,6 +80,7 @@ class ReAttention(nn.Module):
         """Map tokens (B, N, C) to tokens (B, N, C); the result equals `published_order`."""
         norm, mixing = self.var_norm, self.reatten_matrix
         if isinstance(norm, _BatchNorm) and blocked.should_use(x, self.attn_drop, mixing, norm):
+            # Heads before images, so maps of all images are one matrix over the heads.
             q, k, v = self._heads(x, order=(2, 3, 0, 1, 4))  # each (H, B, N, d)
             ratio = self.token_ratio(x.shape[1])
             y = blocked.attend(q, k, v * self._gain(x), mixing, norm, ratio)  # (B, N, H, d)
@@ -100,6 +101,7 @@ class ReAttention(nn.Module):
     def _heads(
         self, x: Tensor, order: tuple[int, ...] = (2, 0, 3, 1, 4)
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scaled queries, keys and values; `order` permutes (B, N, 3, H, d)."""
         require_tokens(x, self.embed_dim)
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, N, 3, H, d)
         q, k, v = qkv.permute(order).contiguous().unbind()  # each (B, H, N, d) by default
@@ -121,6 +123,7 @@ class ReAttention(nn.Module):
         return 1.0 if self.reference_tokens is None else tokens / self.reference_tokens
 
     def _gain(self, x: Tensor) -> float:
+        """Return the factor after the norm, for tokens (B, N, C)."""
         return self.map_scale / self.token_ratio(x.shape[1])
 
 

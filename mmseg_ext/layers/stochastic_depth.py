@@ -12,14 +12,17 @@ from torch import Tensor
 
 
 def branch_divisors(
-    keep: Tensor, constant: int, batch: int, scale: float = 1.0
+    keep: Tensor, constant: int, batch: int, dimensions: int, scale: float = 1.0
 ) -> tuple[Tensor, ...]:
-    """Return a divisor (B, 1, 1, 1) for each branch.
+    """Return a divisor (B, 1, ..., 1) for each branch, with the `dimensions` of the branches.
 
     `keep` (n,) are the probabilities in float32. The first `constant` branches are always kept,
     and draw no numbers. `scale` divides all branches.
     """
     noise = torch.rand(len(keep) - constant, batch, device=keep.device)
-    noise = F.pad(noise, (0, 0, constant, 0)) if constant else noise
+    if constant:
+        noise = F.pad(noise, (0, 0, constant, 0))
     kept = (noise + keep[:, None]).floor()  # 1 or 0
-    return (scale * keep[:, None] / kept)[..., None, None, None].unbind()
+    divisors = scale * keep[:, None] / kept  # (n, B)
+    shape = [len(keep), batch] + [1] * (dimensions - 1)
+    return divisors.view(shape).unbind()

@@ -20,6 +20,7 @@ from mmseg_ext.environment import configs_folder
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
+from mmseg_ext.own_dataset.colors import choose_colors
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
@@ -31,9 +32,6 @@ VALIDATIONS = 10  # in a training
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 _MAPS_LOOKED_AT = 100
 RARE = 0.02  # share of the pixels; a rarer class brings class weights
-# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
-_COLORS = [[80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115], [240, 228, 66]]
-_COLORS += [[0, 114, 178], [213, 94, 0], [204, 121, 167]]
 _LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
 _DISTORTION = ' dict(type="PhotoMetricDistortion"),'
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
@@ -86,13 +84,11 @@ def _data_parts(project: Project) -> dict[str, Any]:
     """Return the parts of the config about the images and the classes."""
     summaries = project.summaries
     classes = summaries[0].classes
-    others = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
-    fixed = [*_COLORS, *others][: len(classes)]
     num_classes = str(len(classes))
     if len(classes) == 2:
         num_classes += ", out_channels=2"  # else mmsegmentation suggests another kind of head
     splits = ", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries)
-    palette = [project.colors.get(i, color) for i, color in enumerate(fixed)]
+    palette = choose_colors(len(classes), project.colors)
     parts: dict[str, Any] = dict(splits=splits, palette=palette, num_classes=num_classes)
     parts["test_loader"] = ""
     if summaries[-1].split == "test":

@@ -51,7 +51,9 @@ class AxisMap:
         self._last = torch.where(any_used, self.low - used.flip(1).argmax(1), 0).tolist()
         pixels = any_used.nonzero()[:, 0].tolist()
         # The rows outside are zero. A window that covers only padding has no others.
-        self.reached = slice(pixels[0], pixels[-1] + 1) if pixels else slice(0, 0)
+        self.reached = slice(0, 0)
+        if pixels:
+            self.reached = slice(pixels[0], pixels[-1] + 1)
 
     def needed(self, start: int, stop: int) -> slice:
         """Return the low-resolution positions that contribute to the pixels start to stop."""
@@ -215,24 +217,26 @@ def merged_strips(views: Sequence[ScoreMap], merge: Merge) -> Iterator[tuple[int
     single channel). Each strip overwrites the one before.
     """
     height, width, channels = views[0].shape
-    total = views[0].new_empty(0)
-    rows = min(strip_height(width, channels, total, STRIP_BYTES_GPU), height)
-    total = total.new_empty(rows, width, channels)
-    buffers = () if merge == "logits" else (torch.empty_like(total), torch.empty_like(total))
+    rows = min(strip_height(width, channels, views[0].new_empty(0), STRIP_BYTES_GPU), height)
+    total = views[0].new_empty(rows, width, channels)
+    buffers = []  # of the scores and the probabilities of one view
+    if merge == "probs":
+        buffers = [torch.empty_like(total), torch.empty_like(total)]
     for top in range(0, height, rows):
-        strip, *summands = (buffer[: height - top] for buffer in (total, *buffers))
-        strip.zero_()
+        strip = total[: height - top].zero_()
         for view in views:
             if merge == "logits":
                 view.add_to(strip, top)
             else:
-                strip += _probabilities(view, top, *summands)
+                scores, out = (buffer[: len(strip)] for buffer in buffers)
+                strip += _probabilities(view, top, scores, out)
         if merge == "probs":
             strip /= len(views)
         yield top, strip
 
 
 def _probabilities(view: ScoreMap, top: int, scores: Tensor, out: Tensor) -> Tensor:
+    """Write probabilities of the rows from `top` on to `out`, and return it; overwrite `scores`."""
     view.add_to(scores.zero_(), top)
     if scores.shape[2] == 1:
         return torch.sigmoid(scores, out=out)
@@ -247,7 +251,9 @@ def merged_prediction(
     `threshold` applies to the mean probability of a single channel, as in mmseg's heads.
     """
     height, width, channels = views[0].shape
-    kept = views[0].new_empty(channels, height, width) if keep_scores else None
+    kept = None
+    if keep_scores:
+        kept = views[0].new_empty(channels, height, width)
     labels = views[0].new_empty(1, height, width)
     if channels > 1:
         labels = labels.long()
@@ -260,4 +266,6 @@ def merged_prediction(
             labels[0, rows] = scores[:, :, 0] > threshold
         if kept is not None:
             kept[:, rows] = scores.permute(2, 0, 1)
-    return {"pred_sem_seg": labels} | ({} if kept is None else {"seg_logits": kept})
+    if kept is None:
+        return {"pred_sem_seg": labels}
+    return {"pred_sem_seg": labels, "seg_logits": kept}

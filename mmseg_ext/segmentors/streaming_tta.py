@@ -61,27 +61,32 @@ class StreamingSegTTAModel(BaseTTAModel):
         """
         if not (isinstance(self.module, StripEncoderDecoder) and self.module.predicts_in_strips()):
             return cast(list[SegDataSample], super().test_step(data))
-        merged: list[SegDataSample] = []
+        samples: list[SegDataSample] = []  # of the first view
         maps = []  # per view, the scores of each image
-        for values in zip(*data.values(), strict=True):
-            view = self.module.data_preprocessor(dict(zip(data, values, strict=True)), False)
+        for values in zip(*data.values(), strict=True):  # of the fields of one view
+            batch = dict(zip(data, values, strict=True))
+            view = self.module.data_preprocessor(batch, False)
             maps.append(self.module.score_maps(view["inputs"], view["data_samples"]))
-            merged = merged or view["data_samples"]
-        for sample, image in zip(merged, zip(*maps, strict=True), strict=True):
-            self.module.set_prediction(sample, list(image), self.merge)
-        return merged
+            samples = samples or view["data_samples"]
+        views_of_images = zip(*maps, strict=True)
+        for sample, views in zip(samples, views_of_images, strict=True):
+            self.module.set_prediction(sample, list(views), self.merge)
+        return samples
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
         """Merge existing predictions: a list over images of lists over views."""
         return [self._merged(views) for views in data_samples_list]
 
     def _merged(self, views: Sequence[SegDataSample]) -> SegDataSample:
+        """Return the first view's sample with the merged scores, and their labels."""
         softmax = self.merge == "probs" and self.module.out_channels > 1
         total: Any = 0
         for view in views:
             logits: Any = view.seg_logits
-            scores = logits.data.to(full_precision(logits.data.dtype))
-            total = total + (scores.softmax(dim=0) if softmax else scores)  # C, H, W
+            scores = logits.data.to(full_precision(logits.data.dtype))  # C, H, W
+            if softmax:
+                scores = scores.softmax(dim=0)
+            total = total + scores
         if self.merge == "probs":
             total /= len(views)
         if self.module.out_channels == 1:

@@ -31,7 +31,7 @@ from mmseg.utils import add_prefix
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.segmentors.loss_errors import explain_loss_error
+from mmseg_ext.segmentors.head_errors import explain_loss_error
 from mmseg_ext.segmentors.score_maps import (
     AxisSteps,
     Merge,
@@ -87,17 +87,25 @@ def _is_known(head: nn.Module, *methods: str) -> bool:
 
     Distillation and reweighting set methods on instances.
     """
-    return isinstance(head, BaseDecodeHead) and all(
-        method not in vars(head)
-        and (getattr(type(head), method) in _KNOWN[method] or _declared(head, method))
-        for method in methods
-    )
+    if not isinstance(head, BaseDecodeHead):
+        return False
+    for method in methods:
+        if method in vars(head):
+            return False
+        known = getattr(type(head), method) in _KNOWN[method]
+        if not known and not _declared(head, method):
+            return False
+    return True
 
 
 def _declared(head: BaseDecodeHead, method: str) -> bool:
     """Return whether `named_logits` describes `method`: no subclass overrides only `method`."""
-    kinds = (kind for kind in type(head).__mro__ if {"named_logits", method} & vars(kind).keys())
-    return "named_logits" in vars(next(kinds))
+    for kind in type(head).__mro__:
+        if "named_logits" in vars(kind):
+            return True
+        if method in vars(kind):
+            break
+    return False
 
 
 class DeferredLogits(PixelData):
@@ -168,11 +176,14 @@ class StripEncoderDecoder(EncoderDecoder):
     def _auxiliary_head_forward_train(
         self, inputs: list[Tensor], data_samples: list[SegDataSample]
     ) -> dict[str, Tensor]:
-        several, losses = isinstance(self.auxiliary_head, nn.ModuleList), {}
-        for i, head in enumerate(self.auxiliary_head if several else [self.auxiliary_head]):
-            key = f"auxiliary_head.{i}" if several else "auxiliary_head"
-            one = self._head_losses(key, head, inputs, data_samples)
-            losses |= add_prefix(one, f"aux_{i}" if several else "aux")
+        head = self.auxiliary_head
+        if not isinstance(head, nn.ModuleList):
+            losses = self._head_losses("auxiliary_head", head, inputs, data_samples)
+            return add_prefix(losses, "aux")
+        losses = {}
+        for i, one in enumerate(head):
+            found = self._head_losses(f"auxiliary_head.{i}", one, inputs, data_samples)
+            losses |= add_prefix(found, f"aux_{i}")
         return losses
 
     def _head_losses(
@@ -186,9 +197,11 @@ class StripEncoderDecoder(EncoderDecoder):
             if can_use_strips(head):
                 return strip_losses(head, maps, data_samples)
             losses = {}
-            for name, logits in maps.items():
-                one = BaseDecodeHead.loss_by_feat(head, logits, data_samples)
-                losses |= add_prefix(one, name) if name else one
+            for prefix, logits in maps.items():
+                found = BaseDecodeHead.loss_by_feat(head, logits, data_samples)
+                if prefix:
+                    found = add_prefix(found, prefix)
+                losses |= found
             return losses
         except Exception as error:
             if isinstance(head, BaseDecodeHead):
@@ -204,8 +217,9 @@ class StripEncoderDecoder(EncoderDecoder):
         maps = self.score_maps(inputs, data_samples)
         if data_samples is None:
             data_samples = [SegDataSample() for _ in maps]
+        merge: Merge = "probs" if self.out_channels == 1 else "logits"
         for sample, scores in zip(data_samples, maps, strict=True):
-            self.set_prediction(sample, [scores], "probs" if self.out_channels == 1 else "logits")
+            self.set_prediction(sample, [scores], merge)
         return data_samples
 
     def predicts_in_strips(self) -> bool:
@@ -229,18 +243,18 @@ class StripEncoderDecoder(EncoderDecoder):
         if data_samples is not None:
             metas = [sample.metainfo for sample in data_samples]
         steps = [_steps(meta, size) for meta in metas]
-        spans = self._windows(size)
+        all_rows, all_columns = self._windows(size)
+        aligned = self.align_corners
 
         maps = [ScoreMap() for _ in metas]
-        for rows, columns in product(*spans):
+        for rows, columns in product(all_rows, all_columns):
             batch = self.network_logits(inputs[:, :, slice(*rows), slice(*columns)])
             height, width = batch.shape[2:]
             for scores, logits, (vertical, horizontal) in zip(maps, batch, steps, strict=True):
-                aligned = self.align_corners
                 scores.add(
                     logits,
-                    view_map(height, rows, spans[0], vertical, aligned, like=logits),
-                    view_map(width, columns, spans[1], horizontal, aligned, like=logits),
+                    view_map(height, rows, all_rows, vertical, aligned, like=logits),
+                    view_map(width, columns, all_columns, horizontal, aligned, like=logits),
                 )
         return maps
 
@@ -248,7 +262,9 @@ class StripEncoderDecoder(EncoderDecoder):
         """Set the labels of the merged views on `sample`, and the scores or how to compute them."""
         keep = (self.test_cfg or {}).get("keep_logits", False)
         # Heads that do not call BaseDecodeHead's __init__ have no threshold.
-        threshold = self.decode_head.threshold if self.out_channels == 1 else None
+        threshold = None
+        if self.out_channels == 1:
+            threshold = self.decode_head.threshold
         fields = merged_prediction(views, merge, threshold, keep)
         if "seg_logits" in sample:  # from an earlier prediction
             del sample.seg_logits
@@ -256,19 +272,21 @@ class StripEncoderDecoder(EncoderDecoder):
         if not keep:
             set_hidden_logits(sample, DeferredLogits(views, merge))
 
-    def _windows(self, size: tuple[int, int]) -> list[tuple[Span, ...]]:
+    def _windows(self, size: tuple[int, int]) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
         """Return the rows and the columns of the windows."""
         test_cfg = self.test_cfg or {}
-        mode, crop_size, stride = (test_cfg.get(key) for key in ("mode", "crop_size", "stride"))
+        mode = test_cfg.get("mode")
+        crop_size = test_cfg.get("crop_size")
+        stride = test_cfg.get("stride")
         if mode == "whole":
-            return [((0, length),) for length in size]
+            return ((0, size[0]),), ((0, size[1]),)
         if mode != "slide":
             raise LaunchError(f"model.test_cfg.mode={mode!r}: unknown; set 'whole' or 'slide'")
         match crop_size, stride:
             case [int(height), int(width)], [int(down), int(across)]:
                 if 0 < down <= height and 0 < across <= width:
-                    windows = zip(size, crop_size, stride, strict=True)
-                    return [window_spans(*axis) for axis in windows]
+                    rows = window_spans(size[0], height, down)
+                    return rows, window_spans(size[1], width, across)
         raise LaunchError(
             f"model.test_cfg.stride={stride!r}: mode='slide' needs (height, width), not larger "
             f"than crop_size={crop_size!r}, which is (height, width), too"
@@ -279,9 +297,11 @@ def _steps(meta: dict, size: tuple[int, int]) -> tuple[AxisSteps, AxisSteps]:
     """Return the steps of the rows and of the columns, from the metadata of an image."""
     padding = meta.get("img_padding_size", meta.get("padding_size", (0, 0, 0, 0)))
     left, right, top, bottom = padding
-    direction = meta.get("flip_direction") if meta.get("flip") else None
-    if meta.get("flip") and direction not in ("horizontal", "vertical"):
-        raise ValueError(f"flip_direction={direction!r}: must be 'horizontal' or 'vertical'")
+    direction = None
+    if meta.get("flip"):
+        direction = meta.get("flip_direction")
+        if direction not in ("horizontal", "vertical"):
+            raise ValueError(f"flip_direction={direction!r}: must be 'horizontal' or 'vertical'")
     height, width = meta["ori_shape"][:2]
     rows = AxisSteps(size[0], (top, bottom), direction == "vertical", height)
     return rows, AxisSteps(size[1], (left, right), direction == "horizontal", width)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
+from mmseg_ext.segmentors.head_errors import losses_by_key
 from mmseg_ext.segmentors.score_maps import AxisMap, resize_map, strip_height
 from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps
@@ -36,24 +37,19 @@ _EPS = torch.finfo(torch.float32).eps  # mmseg uses it in every dtype
 
 def can_use_strips(head: BaseDecodeHead) -> bool:
     """Return whether the losses are reduced softmax cross-entropies of all pixels."""
-    losses = _losses(head)
-    known = head.sampler is None and type(head.ignore_index) is int and len(losses) > 0
-    return known and head.out_channels > 1 and all(map(_known, losses))
+    if head.sampler is not None or head.out_channels <= 1:
+        return False
+    losses = losses_by_key(head)
+    if not losses or type(head.ignore_index) is not int:
+        return False
+    return all(_is_known(loss) for loss in losses.values())
 
 
-def _losses(head: BaseDecodeHead) -> list[Any]:
-    several = isinstance(head.loss_decode, nn.ModuleList)
-    return list(head.loss_decode) if several else [head.loss_decode]
-
-
-def _known(loss: nn.Module) -> bool:
+def _is_known(loss: nn.Module) -> bool:
     """Return whether it is mmseg's class with its criterion: no subclass, no hooks."""
-    return (
-        type(loss) is CrossEntropyLoss
-        and loss.cls_criterion is cross_entropy
-        and loss.reduction in ("mean", "sum")
-        and not does_more_than_forward(loss)
-    )
+    if type(loss) is not CrossEntropyLoss or does_more_than_forward(loss):
+        return False
+    return loss.cls_criterion is cross_entropy and loss.reduction in ("mean", "sum")
 
 
 def strip_losses(
@@ -81,7 +77,9 @@ def _strip_losses(
     found = {}
     for prefix, logits in maps.items():
         losses = _losses_of_map(head, logits, label, ignored, count)
-        found |= add_prefix(losses, prefix) if prefix else losses
+        if prefix:
+            losses = add_prefix(losses, prefix)
+        found |= losses
     return found
 
 
@@ -89,12 +87,12 @@ def _losses_of_map(
     head: BaseDecodeHead, logits: Tensor, label: Tensor, ignored: Tensor, count: Tensor
 ) -> dict[str, Tensor]:
     """Return the losses of logits (B, C, h, w); labels and mask (H, B, W), `count` valid pixels."""
-    # On a GPU all images together start the fewest kernels. On a CPU a strip of one image stays in
-    # the cache.
+    # On a GPU a strip has rows of all images, which starts the fewest kernels. On a CPU it has rows
+    # of one image, which stay in the cache.
     together = logits.device.type != "cpu"
     losses: dict[str, Tensor] = {}
     hits = torch.zeros(())
-    for loss in _losses(head):
+    for loss in losses_by_key(head).values():
         weight = _class_weights(loss, logits)
         if weight is not None:
             weight = weight[label].masked_fill_(ignored, 0)  # H, B, W
@@ -104,12 +102,16 @@ def _losses_of_map(
         if loss.reduction == "mean":
             if weight is not None:
                 divisor = weight.sum()
+            elif loss.avg_non_ignore:
+                divisor = count.to(total)
             else:
-                divisor = count.to(total) if loss.avg_non_ignore else label.numel()
+                divisor = label.numel()
             total = total / (divisor + _EPS)
         total = loss.loss_weight * total
         name = loss.loss_name
-        losses[name] = losses[name] + total if name in losses else total
+        if name in losses:
+            total = losses[name] + total
+        losses[name] = total
     accuracy = (hits + _EPS) * (100 / (count + _EPS))
     return losses | {"acc_seg": accuracy.float().reshape(1)}
 
@@ -118,7 +120,9 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
     """Return the weights (C,) of the classes of logits (B, C, h, w), in float32 at least."""
     if loss.class_weight is None:
         return None
-    device = torch.device("meta") if logits.is_meta else logits.device
+    device = logits.device
+    if logits.is_meta:
+        device = torch.device("meta")  # a simulated GPU names another one
     # Of a list, a number or an array; exact values, which are also the key of the cache.
     numbers = torch.as_tensor(loss.class_weight, dtype=torch.float64).flatten().tolist()
     weights = _weights_on(device, full_precision(logits.dtype), tuple(numbers))
@@ -142,8 +146,9 @@ class StripCrossEntropy(torch.autograd.Function):
     weights (H, B, W) of pixels or None, align_corners, together. Ignored pixels have label 0 and
     weight 0. Results: the sum, and the number of valid pixels whose label has the highest score.
 
-    If the images are `together`, a strip has the same rows of all, side by side; otherwise it has
-    rows of one image.
+    If the images are `together`, a strip has the same rows of all images, side by side; otherwise
+    it has rows of one image. Labels, mask and weights have their rows first, so the part of a strip
+    is a slice of them in both cases.
 
     There are no second derivatives; `create_graph=True` is an error.
     """
@@ -153,30 +158,43 @@ class StripCrossEntropy(torch.autograd.Function):
         with autocast_disabled(logits), exact_products():
             x = logits.detach().to(full_precision(logits.dtype))
             x = x.permute(0, 2, 3, 1).contiguous()  # B, h, w, C
-            gradient = torch.zeros_like(x) if ctx.needs_input_grad[0] else None  # B, h, w, C
-            (height, batch, width), channels = label.shape, x.shape[3]
+            gradient = None
+            if ctx.needs_input_grad[0]:
+                gradient = torch.zeros_like(x)  # B, h, w, C
+            height, batch, width = label.shape
+            channels = x.shape[3]
             rows = resize_map(x.shape[1], height, align_corners, like=x)
             columns = resize_map(x.shape[2], width, align_corners, like=x)
-            # Softmax in place halves the memory of large strips. On a CPU, whose strips are small,
-            # it takes up to 1.7 times as long.
-            side, buffers = (batch, 1) if together else (1, 2)
-            budget = strip_height(side * width, channels, x, LOSS_STRIP_BYTES_GPU)
+
+            side_by_side = batch if together else 1  # images of a strip
+            budget = strip_height(side_by_side * width, channels, x, LOSS_STRIP_BYTES_GPU)
             step = min(budget, height)
-            strips = x.new_empty(buffers, step, side, width, channels)
+            shape = (step, side_by_side, width, channels)
+            if together:
+                # Softmax in place halves the memory of large strips. On a CPU, whose strips are
+                # small, it takes up to 1.7 times as long.
+                scores_buffer = result_buffer = x.new_empty(shape)
+            else:
+                scores_buffer, result_buffer = x.new_empty(2, *shape)
+
             sums = []
-            for first, top in product(range(0, batch, side), range(0, height, step)):
-                images, here = slice(first, first + side), slice(top, min(top + step, height))
-                scores, result = strips[0, : here.stop - top], strips[-1, : here.stop - top]
+            for first, top in product(range(0, batch, side_by_side), range(0, height, step)):
+                images = slice(first, first + side_by_side)
+                here = slice(top, min(top + step, height))  # the rows of the strip
+                scores = scores_buffer[: here.stop - top]
+                result = result_buffer[: here.stop - top]
                 _resize(x[images], rows, columns, here, out=scores)  # rows, images, W, C
-                sums.append(
-                    _strip_cross_entropy(
-                        scores.flatten(0, 2),
-                        result.flatten(0, 2),
-                        label[here, images].flatten(),
-                        ignored[here, images].flatten(),
-                        None if weight is None else weight[here, images].flatten(),
-                    )
+                pixel_weights = None
+                if weight is not None:
+                    pixel_weights = weight[here, images].flatten()
+                one = _strip_cross_entropy(
+                    scores.flatten(0, 2),
+                    result.flatten(0, 2),
+                    label[here, images].flatten(),
+                    ignored[here, images].flatten(),
+                    pixel_weights,
                 )
+                sums.append(one)
                 if gradient is not None:
                     _add_gradient(gradient[images], rows, columns, here, result)
             loss, hits = torch.stack(sums).sum(0)
@@ -195,7 +213,7 @@ class StripCrossEntropy(torch.autograd.Function):
             )
         (gradient,) = ctx.saved_tensors
         result = (factor * gradient).permute(0, 3, 1, 2).to(ctx.dtype)
-        return result, *(5 * (None,))
+        return result, None, None, None, None, None
 
 
 def _resize(x: Tensor, rows: AxisMap, columns: AxisMap, here: slice, out: Tensor) -> None:

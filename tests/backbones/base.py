@@ -16,6 +16,12 @@ from tests.models import ModelTester, assert_same, randomise, weighted_sum
 from tests.parity import assert_same_function
 
 
+class OnGPU(torch.Tensor):
+    """A tensor on a CPU, for which backbones take stochastic depth and dtypes of a GPU."""
+
+    is_cuda = True  # pyright: ignore
+
+
 class BackboneTester(ModelTester):
     """Subclasses set `config` (a small build of the model, with its `type`) and what it must give.
 
@@ -35,6 +41,12 @@ class BackboneTester(ModelTester):
     def inputs(self, batch: int = 2, extra: tuple[int, int] = (0, 0)) -> torch.Tensor:
         height, width = self.size
         return torch.randn(batch, 3, height + extra[0], width + extra[1])
+
+    def build_dropping(self, **changes):
+        """Build the model with stochastic depth, if it has any."""
+        if "drop_path_rate" in signature(type(self.build())).parameters:
+            changes["drop_path_rate"] = 0.5
+        return self.build(**changes)
 
     def test_shapes(self):
         model = self.build().eval()
@@ -104,17 +116,35 @@ class BackboneTester(ModelTester):
                 if hasattr(module, "num_batches_tracked") and not module.training:
                     assert module.num_batches_tracked == 0
 
-    def test_checkpointing_changes_nothing(self):
+    @pytest.mark.parametrize("frozen", [2, -1])
+    def test_frozen_stages_compute_as_in_evaluation(self, frozen):
+        """They drop no branches, on a CPU and in the forms for a GPU; -1 are all stages."""
+        frozen = frozen % (len(self.channels) + 1)
+        model = randomise(self.build_dropping(frozen_stages=frozen))
+        x = self.inputs()
+        for images in (x, x.as_subclass(OnGPU)):
+            with torch.no_grad():
+                trained, expected = model.train()(images), model.eval()(images)
+            assert_same(trained[:frozen], expected[:frozen], rtol=0)
+
+    @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
+    def test_checkpointing_changes_nothing(self, kind):
+        """The backward pass drops the branches that the forward pass drops."""
+
         def with_one_dropout(model):
-            return lambda x: torch.manual_seed(3) and model(x)
+            def forward(x):
+                torch.manual_seed(3)
+                return [y.as_subclass(torch.Tensor) for y in model(x.as_subclass(kind))]
+
+            return forward
 
         def storing_activations(twin):
             twin.with_cp = False
             return with_one_dropout(twin)
 
-        model = randomise(self.build(with_cp=True)).train()
+        model = randomise(self.build_dropping(with_cp=True)).train()
         form = with_one_dropout(model)
-        assert_same_function(model, storing_activations, self.inputs(), 1e-5, form)
+        assert_same_function(model, storing_activations, self.inputs(4), 1e-5, form)
 
     def test_stochastic_depth(self):
         """Its rate rises linearly from 0 in the first block to the full rate in the last."""

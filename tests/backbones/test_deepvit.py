@@ -12,7 +12,7 @@ from mmseg_ext.backbones import DeepViT
 # Which resize runs is not visible in the features.
 from mmseg_ext.backbones.token_backbone import positions_at
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
-from tests.backbones.base import BackboneTester
+from tests.backbones.base import BackboneTester, OnGPU
 from tests.models import Operators, assert_same, randomise
 
 SMALL = {"embed_dims": 24, "depth": 4, "num_heads": 3}
@@ -42,11 +42,10 @@ class TestDeepViTConvolutional(TestDeepViT):
 
 def test_stochastic_depth_of_a_gpu_drops_the_same_branches():
     """All branches draw their numbers together there."""
-    on_gpu = type("OnGPU", (torch.Tensor,), {"device": torch.device("cuda")})
     arch = TestDeepViTConvolutional.arch
     model = DeepViT(arch=arch, img_size=64, drop_path_rate=0.6, out_indices=(1, 3)).train()
     images, found = torch.randn(6, 3, 64, 64), []
-    for x in (images, images.as_subclass(on_gpu)):
+    for x in (images, images.as_subclass(OnGPU)):
         torch.manual_seed(3)
         x = x.clone().requires_grad_()
         maps = [y.as_subclass(torch.Tensor) for y in copy.deepcopy(model)(x)]

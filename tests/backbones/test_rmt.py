@@ -11,7 +11,7 @@ from benchmarks.reference.manhattan_attention import PlainRMT
 from mmseg_ext.backbones import RMT
 from mmseg_ext.cost.model_cost import count_multiply_adds  # only a command is public
 from mmseg_ext.cost.simulated_cuda import SimulatedCUDA  # in place of a GPU
-from tests.backbones.base import BackboneTester
+from tests.backbones.base import BackboneTester, OnGPU
 from tests.messages import raises_message
 from tests.models import NARROW_RMT, Operators, randomise
 from tests.parity import Fixture, assert_same_function
@@ -150,12 +150,6 @@ def test_stochastic_depth_is_that_of_mmcv(half, with_cp):
     changed = step(model, images, half)
     assert all(map(torch.equal, changed, step(called, images, half)))
     assert not torch.equal(changed[3], expected[3])
-
-
-class OnGPU(torch.Tensor):
-    """A tensor with the dtypes of a GPU."""
-
-    is_cuda = True  # pyright: ignore
 
 
 def test_stochastic_depth_under_autocast_on_a_gpu():

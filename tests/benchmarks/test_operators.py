@@ -14,8 +14,8 @@ TRAINING_STEPS = {
     "ea_r101_ade20k_160k": {"TF32": 991, "bf16": 1236},
     "danet_r101_ade20k_160k": {"TF32": 1120, "bf16": 1389},
     "fpn_rmt_small_ade20k_80k": {"TF32": 2235, "bf16": 3990},
-    "upernet_deepvit_s_ade20k_160k": {"TF32": 3805, "bf16": 4290},
-    "upernet_lambda_r101_ade20k_160k": {"TF32": 7533, "bf16": 8176},
+    "upernet_deepvit_s_ade20k_160k": {"TF32": 1363, "bf16": 1848},
+    "upernet_lambda_r101_ade20k_160k": {"TF32": 1887, "bf16": 2200},
 }
 PREDICTION = 201  # of the default model
 MARGIN = 0.03

@@ -1,4 +1,4 @@
-"""What the losses of a head cannot do, and settings that do not fit its features or label maps.
+"""Errors of a decode head in training: wrong `in_channels`, labels without a class, unfit losses.
 
 `explain_loss_error` is for an error of a training step. `failing_loss` finds the loss that raises
 it for legal labels. Before the training `losses_of_ignored_pixels` computes the gradient on a few
@@ -40,24 +40,29 @@ def explain_loss_error(
     reason = _of_features(head, inputs) or wrong_class_weights(head)
     if reason is not None:
         raise LaunchError(f"{key}.{reason}") from error
+    values = set()
     try:
-        values = {v for s in data_samples for v in s.gt_sem_seg.data.unique().tolist()}
+        for sample in data_samples:
+            values.update(sample.gt_sem_seg.data.unique().tolist())
     except RuntimeError:  # unreadable labels, as on a GPU after a failed kernel: `error` is shown
         return
-    outside = sorted(v for v in values - {head.ignore_index} if not 0 <= v < head.num_classes)
+    legal = {*range(head.num_classes), head.ignore_index}
+    outside = sorted(values - legal)
     if outside:
-        number, hint = head.num_classes, ""
+        hint = ""
         if 255 in outside:  # what mmsegmentation pads with, and crops and rotates
             hint = f"; if 255 is padding, set seg_pad_val={head.ignore_index} in data_preprocessor"
-        text = f"{key}.num_classes={number}: the labels have values {outside}{hint}"
-        raise RunError(text) from error
+        setting = f"{key}.num_classes={head.num_classes}"
+        raise RunError(f"{setting}: the labels have values {outside}{hint}") from error
 
 
 def _of_features(head: Any, inputs: list[Tensor]) -> str | None:
+    """Return the setting that does not fit the feature maps, and why it does not."""
     found = [x.shape[1] for x in inputs]
     several = isinstance(head.in_index, list | tuple)
+    indices = head.in_index if several else [head.in_index]
     try:
-        chosen = [found[i] for i in (head.in_index if several else [head.in_index])]
+        chosen = [found[i] for i in indices]
     except IndexError:
         return f"in_index={head.in_index}: the backbone returns {len(found)} feature maps"
     if head.input_transform == "multiple_select":
@@ -70,10 +75,17 @@ def _of_features(head: Any, inputs: list[Tensor]) -> str | None:
     return f"in_channels={head.in_channels}: in_index={head.in_index} has {width} channels"
 
 
+def losses_by_key(head: Any) -> dict[str, Any]:
+    """Return the losses of a decode head by their key in its config."""
+    losses = head.loss_decode
+    if not isinstance(losses, nn.ModuleList):
+        return {"loss_decode": losses}
+    return {f"loss_decode.{i}": loss for i, loss in enumerate(losses)}
+
+
 def wrong_class_weights(head: Any) -> str | None:
     """Return the key in the head's config of class weights that do not fit, and why they do not."""
-    losses = head.loss_decode if isinstance(head.loss_decode, nn.ModuleList) else [head.loss_decode]
-    for loss in losses:
+    for loss in losses_by_key(head).values():
         weights = getattr(loss, "class_weight", None)
         number = head.num_classes
         if isinstance(weights, list | tuple) and len(weights) not in (number, head.out_channels):
@@ -90,28 +102,30 @@ class FailingLoss(NamedTuple):
 
 def failing_loss(head: Any, error: Exception) -> FailingLoss | None:
     """Return the loss of a decode head that raises such an error for legal labels, if one does."""
-    several, device = isinstance(head.loss_decode, nn.ModuleList), next(head.parameters()).device
+    device = next(head.parameters()).device
     try:
         logits = torch.zeros(1, head.out_channels, 4, 4, device=device)
     except RuntimeError:  # after a failed kernel
         return None
-    for i, loss in enumerate(head.loss_decode if several else [head.loss_decode]):
+    for key, loss in losses_by_key(head).items():
         try:
             loss(logits, logits[:, 0].long(), weight=None, ignore_index=head.ignore_index)
         except Exception as failure:
             if type(failure) is type(error):
-                key = f"loss_decode.{i}.type" if several else "loss_decode.type"
-                text = f"fails for {head.out_channels} classes and legal labels on {device}"
-                return FailingLoss(f"{key}={type(loss).__name__!r}: {text}", failure)
+                setting = f"{key}.type={type(loss).__name__!r}"
+                reason = f"fails for {head.out_channels} classes and legal labels on {device}"
+                return FailingLoss(f"{setting}: {reason}", failure)
     return None
 
 
 def losses_of_ignored_pixels(model: nn.Module) -> Iterator[str]:
     """Yield a warning for each loss of a decode head that trains ignored pixels."""
     for name, head in model.named_modules():
-        losses = getattr(head, "loss_decode", None) if isinstance(head, BaseDecodeHead) else None
-        for loss in losses if isinstance(losses, nn.ModuleList) else [losses]:
-            if loss is not None and _trains_ignored_pixels(head, loss):
+        # Heads that do not call BaseDecodeHead's __init__ may have no loss.
+        if not isinstance(head, BaseDecodeHead) or getattr(head, "loss_decode", None) is None:
+            continue
+        for loss in losses_by_key(head).values():
+            if _trains_ignored_pixels(head, loss):
                 yield (
                     f"model.{name}.loss_decode: {type(loss).__name__} also trains the pixels with "
                     f"ignore_index={head.ignore_index}; use a loss that ignores them (docs/faq.md)"
@@ -119,6 +133,7 @@ def losses_of_ignored_pixels(model: nn.Module) -> Iterator[str]:
 
 
 def _trains_ignored_pixels(head: Any, loss: nn.Module) -> bool:
+    """Return whether the loss has a gradient at ignored pixels, on random logits and labels."""
     values = torch.Generator().manual_seed(0)
     logits = torch.randn(2, head.out_channels, _SIZE, _SIZE, generator=values, requires_grad=True)
     labels = torch.randint(head.num_classes, (2, _SIZE, _SIZE), generator=values)

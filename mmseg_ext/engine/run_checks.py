@@ -1,0 +1,126 @@
+"""Checks of a run that is built, before it starts.
+
+Some settings build and fail hours later, at the first validation, or never end: these raise a
+`LaunchError`. Others train something else than they say, such as fewer classes: these are warnings.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from mmengine.dataset import InfiniteSampler
+from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
+from torch import nn
+
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.engine.build_errors import heads_of
+from mmseg_ext.engine.config import as_list, format_error, inner_datasets, nearest
+from mmseg_ext.errors import LaunchError
+from mmseg_ext.upstream import built_dataloaders
+
+
+def check_loops(runner: Runner) -> None:
+    """Raise a LaunchError for a loop that never ends, or that has an interval of zero."""
+    for stage, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
+        sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
+        reads_to_the_end = isinstance(loop, EpochBasedTrainLoop | ValLoop)
+        if reads_to_the_end and isinstance(sampler, InfiniteSampler):
+            raise LaunchError(f"{stage}_dataloader.sampler: InfiniteSampler never ends this loop")
+    if getattr(runner._train_loop, "val_interval", 1) == 0:
+        raise LaunchError(
+            "train_cfg.val_interval=0: is not an interval; to train without validation, set "
+            "val_cfg, val_dataloader and val_evaluator to None"
+        )
+
+
+def dataset_warnings(runner: Runner) -> list[str]:
+    """Return warnings about datasets that do not fit the model, or each other.
+
+    The last decode head must have as many classes as each dataset, and the datasets must agree on
+    `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
+    number.
+    """
+    model = unwrap_model(runner.model)
+    head = getattr(model, "decode_head", None)
+    if isinstance(head, nn.ModuleList):
+        head = head[-1]
+    datasets: list[Any] = []
+    for loader in built_dataloaders(runner):
+        datasets.extend(inner_datasets(loader.dataset))
+    class_lists = set()
+    for dataset in datasets:
+        if classes := getattr(dataset, "metainfo", {}).get("classes"):
+            class_lists.add(tuple(classes))
+    counts = set(map(len, class_lists))
+    warnings = []
+    if number := getattr(head, "num_classes", None):
+        for count in sorted(counts - {number}):
+            line = f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
+            warnings.append(line)
+    warnings.extend(_head_warnings(model))
+    if len(counts) == 1 and len(class_lists) > 1:
+        warnings.append("metainfo.classes: the datasets name their classes differently")
+    if {True, False} <= {getattr(dataset, "reduce_zero_label", None) for dataset in datasets}:
+        warnings.append(
+            "reduce_zero_label is True in one dataset and False in another: their labels differ by "
+            "one class; set one value for all"
+        )
+    return warnings
+
+
+def _head_warnings(model: nn.Module) -> Iterator[str]:
+    """Yield warnings about ignored classes and class weights of a model's heads."""
+    from mmseg_ext.segmentors.head_errors import wrong_class_weights  # `env` works without mmseg
+
+    for name, head in heads_of(model):
+        if head.ignore_index in range(head.num_classes):
+            yield f"model.{name}.ignore_index={head.ignore_index}: this class is not trained"
+        if reason := wrong_class_weights(head):
+            yield f"model.{name}.{reason}"
+
+
+def check_metrics(runner: Runner) -> None:
+    """Raise a LaunchError for `iou_metrics` and `save_best` that the first validation would refuse.
+
+    The metric itself computes the names of its scores. `CheckedIoUMetric` gets the names of scores
+    of single classes that `save_best` or the `monitor` of a hook has, such as 'IoU.crop'.
+    """
+    metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
+    if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
+        return  # not only mmsegmentation's IoUMetric
+    checkpoint_settings = runner.cfg.get("default_hooks", {}).get("checkpoint") or {}
+    wanted = as_list(checkpoint_settings.get("save_best"))
+    needed: list[Any] = list(wanted)
+    for hook in runner.hooks:
+        needed.append(getattr(hook, "monitor", None))
+    means: set[str] = set()
+    of_classes: set[str] = set()
+    for metric in metrics:
+        prefix = f"{metric.prefix}/" if metric.prefix else ""
+        for name in _kinds_of_scores(metric):
+            means.add(prefix + (name if name == "aAcc" else f"m{name}"))
+        for name in getattr(metric, "by_class", {}):
+            full_name = prefix + name
+            of_classes.add(full_name)
+            if full_name in needed and name not in metric.class_scores:
+                metric.class_scores.append(name)
+    known = {"auto"} | means | of_classes
+    for name in wanted:
+        if name not in known:
+            key = f"default_hooks.checkpoint.save_best={name!r}"
+            found = ", ".join(sorted(means) + sorted(of_classes, reverse=True)[:4])
+            hint = nearest(name, of_classes)
+            raise LaunchError(f"{key}: the validation returns {found}{hint}")
+
+
+def _kinds_of_scores(metric: Any) -> list[str]:
+    """Return the names of the scores that an `IoUMetric` computes: 'aAcc', 'IoU', 'Acc'.
+
+    It computes them from areas of one pixel, which also sets `by_class` of `CheckedIoUMetric`.
+    """
+    areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
+    try:
+        return list(metric.total_area_to_metrics(*areas, metric.metrics))
+    except KeyError as error:
+        line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
+        raise LaunchError(line) from error

@@ -1,0 +1,61 @@
+"""Settings that would fail at the first validation, or train something else, are found first."""
+
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from mmengine.dataset import ConcatDataset
+
+from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.engine.run_checks import dataset_warnings
+from mmseg_ext.errors import LaunchError
+from tests.engine.runs import log_text, write_config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "start"),
+    [
+        ("train_cfg.val_interval", 0, "train_cfg.val_interval=0: "),
+        ("val_dataloader.sampler.type", "InfiniteSampler", "val_dataloader.sampler: InfiniteSampl"),
+        ("default_hooks.checkpoint.save_best", "mDice", "{key}='mDice': "),
+        ("val_evaluator.iou_metrics", ["mIuO"], "{key}=['mIuO']: "),
+    ],
+)
+def test_what_would_fail_later_is_refused(tmp_path, key, value, start):
+    with pytest.raises(LaunchError) as refusal:
+        build_train_runner(str(write_config(tmp_path)), {key: value}, str(tmp_path / "work"))
+    line = str(refusal.value)
+    assert line.startswith(start.format(key=key)) and "\n" not in line
+
+
+def test_classes_that_a_loss_does_not_learn_are_warnings(tmp_path):
+    """mmsegmentation trains with both."""
+    loss = {"type": "LovaszLoss", "reduction": "none", "class_weight": [1.0] * 7}
+    options = {"model.decode_head.loss_decode": loss, "model.decode_head.ignore_index": 2}
+    runner = build_train_runner(str(write_config(tmp_path)), options, str(tmp_path / "work"))
+    ignored, weights = dataset_warnings(runner)
+    assert ignored == "model.decode_head.ignore_index=2: this class is not trained"
+    assert weights == "model.decode_head.loss_decode.class_weight: 7 numbers for 3 classes"
+
+
+def test_datasets_that_do_not_fit_are_warnings(tmp_path):
+    options = {"model.decode_head.num_classes": 4}
+    options["val_dataloader.dataset.reduce_zero_label"] = True
+    runner = build_train_runner(str(write_config(tmp_path)), options, str(tmp_path / "work"))
+    log = log_text(tmp_path / "work")
+    assert "decode_head.num_classes=4, but a dataset has 3 classes" in log
+    assert log.count("reduce_zero_label is True in one dataset") == 1
+    assert "name their classes differently" not in log
+    names = runner.val_loop.dataloader.dataset.metainfo["classes"]
+    runner.val_loop.dataloader.dataset._metainfo["classes"] = names[::-1]
+    assert "the datasets name their classes differently" in dataset_warnings(runner)[1]
+    several = ConcatDataset([runner.train_loop.dataloader.dataset.inner])
+    loops = {"_train_loop": several, "_val_loop": runner.val_loop.dataloader.dataset}
+    loops = {k: Mock(dataloader=Mock(dataset=dataset)) for k, dataset in loops.items()}
+    wrapped = SimpleNamespace(model=runner.model, _test_loop=None, **loops)
+    assert dataset_warnings(wrapped) == dataset_warnings(runner)
+    last = torch.nn.Module()
+    last.num_classes = 3
+    runner.model.decode_head = torch.nn.ModuleList([runner.model.decode_head, last])
+    assert not any("num_classes" in warning for warning in dataset_warnings(runner))
