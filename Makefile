@@ -67,11 +67,11 @@ test-long: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -m long
 
 # The instructions of a processor without AVX-512, on any processor: sums differ by rounding.
-NUMERICAL := layers decode_heads segmentors backbones detection cost
+NUMERICAL := layers decode_heads segmentors backbones detection cost engine/test_golden_losses.py
 test-avx2: $(INSTALLED)
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
 		$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q \
-		$(NUMERICAL:%=tests/%) -m "not slow and not distributed and not long"
+		$(NUMERICAL:%=tests/%) -m "not distributed and not long" -k "not compile and not export"
 
 # Without the tests that train, export or start processes (listed in tests/conftest.py).
 test-fast: $(INSTALLED)

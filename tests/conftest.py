@@ -51,6 +51,7 @@ LONGEST = ("durable/test_crash_points.py", "durable/test_restart.py", "commands/
 
 # Slow tests of the backbones and decode heads; their other tests are fast.
 SLOW_NAMES = ("export", "compile", "parity", "costs", "traces", "parameters", "checkpointing")
+SLOW_NAMES += ("another_depth",)
 
 
 def pytest_configure():
@@ -105,6 +106,8 @@ def pytest_terminal_summary(terminalreporter):
                 folder = "/".join(report.nodeid.split("/")[:2]).partition("::")[0]
                 durations[folder] += report.duration
                 seconds[folder] += report.processor_seconds
+    if not durations:  # only collected
+        return
     terminalreporter.section("seconds by folder (of processor time)")
     terminalreporter.line(f"{durations.total():7.1f} ({seconds.total():.1f})  all tests")
     for folder, duration in durations.most_common():

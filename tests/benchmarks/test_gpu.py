@@ -142,6 +142,7 @@ def test_a_stop_keeps_results_and_ends_processes(tmp_path):
     assert all(has_ended(row["process"]) for row in stopped["rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_line(tmp_path):
     result = run(*COMMAND, "--out", tmp_path)

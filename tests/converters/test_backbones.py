@@ -9,6 +9,7 @@ from tests.messages import raises_message
 from tests.parity import Fixture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "re_attention"), [("24b", True), ("32b", True), ("s", True), ("l", True), ("s", False)]
 )

@@ -25,6 +25,7 @@ def segmentor(fixture):
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parity(fixture, segmentor, dtype):
     """Logits at input size, aligned corners: every 4th row and column."""

@@ -19,6 +19,7 @@ def norms(model: nn.Module) -> int:
     return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mmseg_ext.list_models(pretrained=True))
 def test_folded_norms_of_the_shipped_models(name):
     """They change logits by less than float32 rounds them, and labels nowhere in this image."""

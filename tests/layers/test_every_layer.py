@@ -210,6 +210,7 @@ def test_attached_hooks_and_adapters_run(name, add):
                 assert_same(form(x), expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_export_with_gradients_enabled(name):
     layer, x = build(name, torch.float32)
     program = torch.export.export(copy.deepcopy(layer), (x,)).module()

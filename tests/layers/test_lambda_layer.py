@@ -45,6 +45,7 @@ def spread_conv3d(values: torch.Tensor, weight: torch.Tensor, dilation: int) -> 
     return plain_lambda.conv3d(values, spread)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 @pytest.mark.parametrize("form", ["forward", "published_order"])
 def test_both_forms_give_the_same_results_and_gradients(form, dilation):

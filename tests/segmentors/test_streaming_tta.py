@@ -19,6 +19,7 @@ from tests.configs import CONFIGS
 from tests.segmentors.small import ONE_CHANNEL, batch_of_two, each_view, random_image, segmentor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["EncoderDecoder", "StripEncoderDecoder"])
 @pytest.mark.parametrize(
     ("merge", "options"),
