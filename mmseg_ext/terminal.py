@@ -1,4 +1,4 @@
-"""What a terminal shows: progress, and few lines of a run.
+"""Progress in a terminal, and few lines of a run.
 
 mmengine logs some four hundred lines before the first iteration, and Python's warnings go past its
 log. Here a filter of the logger's terminal hides the long and useless records, by their beginnings,

@@ -71,7 +71,7 @@ class SimulatedCUDA(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        # Without torch functions, so `is_meta` and `device` are those of the meta tensors.
+        # Without torch functions, so `is_meta` and `device` belong to the meta tensors.
         with torch._C.DisableTorchFunction():
             simulated = False
             foreign = None
@@ -110,7 +110,7 @@ def _tensors_in(values) -> list[Tensor]:
 
 
 def _takes_cpu_tensors(operator, args) -> bool:
-    """Return whether an operator takes tensors of the CPU next to those of the device.
+    """Return whether an operator takes CPU tensors next to tensors of the device.
 
     Copies go in both directions; indices may be on the CPU if the indexed tensor is on the device.
     """

@@ -117,7 +117,7 @@ def _pinned(value: Any) -> Any:
 
 
 def pin_samples(loader: DataLoader) -> DataLoader:
-    """Let `loader` also pin the tensors of data samples, if it pins those of images."""
+    """Let `loader` also pin the tensors of data samples, if it pins images."""
     if loader.pin_memory:
         inner: Any = loader.collate_fn
         loader.collate_fn = functools.partial(_collate, inner=inner)

@@ -3,7 +3,7 @@
 - `channels_last`: convolutions compute in the memory layout of cuDNN's fastest kernels. Results
   differ by rounding. On a GPU this is the default for models of mmsegmentation and of this package.
 - `compile = dict(target='blocks')`: the repeated blocks of a network are compiled, and blocks of
-  equal shapes share the result. To compile a whole network takes minutes.
+  equal shapes share the result. Compiling a complete network takes minutes.
 - `cuda_graph = True`: a GPU repeats the kernels of a step without Python. Results are bit-equal.
 """
 
@@ -111,7 +111,7 @@ def compile_blocks(model: nn.Module, **settings: Any) -> int:
 class CudaGraph:
     """The recorded kernels of a step, and the stream of the steps without a graph.
 
-    A capture needs a stream of its own. The steps before use the same one, because torch adds up a
+    A capture needs a separate stream. The steps before use the same one, because torch adds up a
     parameter's gradients on the stream that it first saw.
     """
 
@@ -317,7 +317,7 @@ def _random_state_of_host() -> tuple:
 
 
 def _tensors_of(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch, also those of its samples."""
+    """Return the tensors of a batch and of its samples."""
     if isinstance(batch, Tensor):
         return [batch]
     if isinstance(batch, BaseDataElement):

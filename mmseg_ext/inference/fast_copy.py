@@ -33,7 +33,7 @@ def fast_copy(model: nn.Module) -> StripEncoderDecoder:
     Norms are folded during the first prediction.
 
     Raises:
-        ValueError: if the model is no `StripEncoderDecoder`, or replaces its prediction.
+        ValueError: if the model is not a `StripEncoderDecoder`, or replaces its prediction.
     """
     if not (isinstance(model, StripEncoderDecoder) and model.predicts_in_strips()):
         raise ValueError(
@@ -96,7 +96,7 @@ def fold_norms(model: nn.Module, predict: Callable[[], Any]) -> int:
         handle.remove()
     once = [(conv, norm) for conv, norm in pairs if calls[conv] == calls[norm] == 1]
     for conv, norm in once:
-        # In float64, so that only the folded weights are rounded.
+        # In float64, so only the folded weights are rounded.
         folded = fuse_conv_bn_eval(copy.deepcopy(conv).double(), copy.deepcopy(norm).double())
         folded.to(conv.weight.dtype)
         conv.weight, conv.bias = folded.weight, folded.bias

@@ -1,8 +1,8 @@
 """Check every image and label map of a config's dataloaders.
 
 The config's own datasets list the files. Processes read them with `CheckedLoadImage` and
-`CheckedLoadAnnotations`, which have the settings of the pipeline's loaders. A `Summary` counts what
-each split has; `new_project` fills it from what it writes.
+`CheckedLoadAnnotations`, which have the settings of the pipeline's loaders. A `Summary` counts
+the pairs and pixels of a split; `new_project` fills it while it writes.
 """
 
 import shlex
@@ -179,7 +179,7 @@ def _narrow_error(dataset: Any, index: int, size: tuple) -> UnreadableFileError 
 
 
 def _list_files(split: str, config: dict) -> _Source:
-    """Return the dataset of `config` with what is needed to read it."""
+    """Return the dataset of `config` with the loaders that read it."""
     kind = config.get("type")
     try:
         dataset = DATASETS.build({**config, "serialize_data": False})
@@ -282,7 +282,7 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
 
 
 def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Yield a line for each split whose images are nearly those of the training set."""
+    """Yield a line for each split with images that nearly equal images of the training set."""
     by_split = {summary.split: summary for summary in summaries}
     if "train" not in by_split:
         return
@@ -360,7 +360,7 @@ def _print_absent(summary: Summary) -> None:
 
 
 def _print_rare(summary: Summary, texts: Mapping[int, str]) -> None:
-    """Print the classes with few pixels or in one image; `texts` are those of the values."""
+    """Print the classes with few pixels or in one image; `texts` name the values."""
     is_rare = summary.pixels < _RARE * summary.pixels.sum()
     is_in_one_image = (summary.images == 1) & (summary.pairs > 1)
     few = (is_rare | is_in_one_image) & (summary.pixels > 0)

@@ -1,7 +1,7 @@
 """The config of a project for your own images: `config.py` and `default_runtime.py`.
 
-`config_file.txt` is the config with names for what depends on a project: its classes, the sizes and
-bands of its images, the network that its training starts from, and the length of the training.
+`config_file.txt` is the config with names for the parts that depend on a project: classes, sizes
+and bands of the images, the network that the training starts from, and the training's length.
 """
 
 import json
@@ -115,7 +115,7 @@ def _multiple_of_32(length: float, most: int) -> int:
 def _channel_parts(
     channels: Channels | None, rgb_bands: Sequence[int] | None, start: Start
 ) -> dict[str, Any]:
-    """Return the parts about the bands of the images; None stands for photos."""
+    """Return the parts about the bands of the images; None means photos."""
     if channels is None:
         parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]))
     else:

@@ -29,7 +29,7 @@ UPRIGHT = 1  # EXIF's orientation
 
 @dataclass
 class Photo:
-    """What a project needs to know of an image."""
+    """The facts about an image that a project needs."""
 
     size: tuple[int, int]  # height and width, upright
     orientation: int  # EXIF's, 1 to 8

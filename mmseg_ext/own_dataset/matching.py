@@ -1,8 +1,8 @@
 """Find the annotation of each image by the words and numbers in their names.
 
 Words that most files of one side have, and few of the other, do not count, such as `image` and
-`mask`. Folders count if names repeat. What the names of masks have besides the name of the image,
-such as `_leaf` and `_fruit`, is their class if it recurs.
+`mask`. Folders count if names repeat. Words such as `_leaf` and `_fruit`, which the names of masks
+have besides the name of the image, are their classes if they recur.
 """
 
 import re
@@ -36,7 +36,7 @@ _ZEROS = re.compile(r"(?<!\d)0+(?=\d)")  # the first two digits of 001
 
 
 class Key(NamedTuple):
-    """By what a file is compared with others."""
+    """The parts of a file's path by which it is compared with other files."""
 
     split: str | None  # that a folder names
     name: str  # folders and name, without suffix and without usual folders
@@ -190,7 +190,7 @@ class _Division(NamedTuple):
 def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str, list[int]]]:
     """Return the indices of each image's masks by class; an empty list if masks have no classes.
 
-    The class of a mask is what its path has besides its image's: words at the end or beginning of
+    The class of a mask is in its path, but not in its image's: words at the end or beginning of
     the name, or a folder. Numbers in the name count masks of a class, except in `class1`. Masks
     have classes if one recurs for most images and another for a tenth; then each that a hundredth
     has is a class.
@@ -210,7 +210,7 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
 
 
 def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:
-    """Return the classes of masks in order; an empty list if they are no classes."""
+    """Return the classes of masks in order; an empty list if no classes recur."""
     count: Counter[str] = Counter()  # images with each class
     for masks_of in found:
         count.update(masks_of.keys())

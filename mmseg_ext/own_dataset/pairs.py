@@ -183,7 +183,7 @@ def _explain_no_pair(
     reader: Reader,
     problem: str,
 ) -> str:
-    """Return why there is no pair, and what to do."""
+    """Return the reason why there is no pair, and the next step."""
     count_images, count = len(sources.images), len(annotations)
     there_are = f"there are {count_images} images and {count} annotations; save each"
     if not count_images:

@@ -138,7 +138,7 @@ def _folder_for_maps(data: Path) -> Iterator[Path]:
 def _read_pairs(
     pairs: Sequence[Pair], reader: Reader, maps: Path
 ) -> tuple[list[ReadPair], dict[Path, str]]:
-    """Return the pairs that can be read, and what is wrong with the images of the others."""
+    """Return the pairs that can be read, and the problem of each other image."""
     read, problems = [], {}
     for i, pair in enumerate(progress(pairs, "reading", len(pairs))):
         try:

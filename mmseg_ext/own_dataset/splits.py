@@ -1,7 +1,7 @@
 """Choose training, validation and test set.
 
-Images that stay together, such as copies of a photo, are a unit. The order of the units is that of
-the hashes of their names, so more images change no earlier choice. Units with a label that a split
+Images that stay together, such as copies of a photo, are a unit. Units are ordered by the hashes of
+their names, so more images change no earlier choice. Units with a label that a split
 lacks come first. `splits.json` keeps the choice for further runs.
 """
 
@@ -40,7 +40,7 @@ class Splits:
 def choose_splits(
     read: Sequence[ReadPair], legend: Legend, shares: Mapping[str, float], group: str, data: Path
 ) -> Splits:
-    """Choose the splits that no folder names; those of `splits.json` stay.
+    """Choose the splits that no folder names; the choices in `splits.json` stay.
 
     `shares` are of splits without a folder. If there are any, the folder of train is divided.
 
@@ -226,7 +226,7 @@ def _candidates(
 
 
 def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
-    """Yield the numbers of names that share what the * of `pattern` stands for, as `find_copies`.
+    """Yield the numbers of names that have the same text for the * of `pattern`, as `find_copies`.
 
     It ends at the first place with the text after *: `scene*_` finds 4 in `scene4_1_left`.
 

@@ -1,7 +1,7 @@
 """The networks and the weights that the training of a project can start from.
 
-A `Start` has the network and its weights. Three have names; that of a file is found from the names
-and shapes of its tensors.
+A `Start` has the network and its weights. Three have names. The network of a file is found from the
+names and shapes of its tensors.
 """
 
 from collections.abc import Mapping

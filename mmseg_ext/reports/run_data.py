@@ -134,7 +134,7 @@ def read_run(work_dir: Path) -> Run:
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     """Return every scalar of a run; a resumed run replaces the values of the steps it repeats.
 
-    `notes` gets a line for each file of which lines are left out.
+    `notes` gets a line for each file with lines that are left out.
     """
     merged: dict[str, Curve] = {}
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):

@@ -18,7 +18,7 @@ from mmseg_ext.own_dataset.matching import Key, key_of, split_in
 
 
 class _Image(NamedTuple):
-    """What a file has about an image: `Annotation.content`."""
+    """The entries of a file about an image: `Annotation.content`."""
 
     entry: dict[str, Any]  # of the list `images`
     objects: list[dict[str, Any]]  # of the list `annotations`

@@ -1,4 +1,4 @@
-"""The pixels of an annotation: an index in each pixel, and the value that each index stands for.
+"""The pixels of an annotation: an index in each pixel, and the value of each index.
 
 An index map does not depend on the classes, which are known only after all annotations are read.
 It waits in a compressed file, so each annotation is decoded once.

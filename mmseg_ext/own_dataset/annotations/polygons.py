@@ -35,9 +35,9 @@ def label_of(name: Any) -> str:
 def draw(
     size: tuple[int, int], shapes: Sequence[Shape], image_sizes: Sequence[tuple[int, int]]
 ) -> IndexMap:
-    """Return shapes on an image of a size (height, width), which must be one of `image_sizes`.
+    """Return shapes on an image of `size` (height, width); it must be in `image_sizes`.
 
-    The values are the labels, also those of shapes that others cover.
+    The values are the labels, also of shapes that others cover.
 
     Raises:
         ValueError: for another size, and for a shape without pixels that can be drawn.

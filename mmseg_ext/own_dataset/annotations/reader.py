@@ -1,9 +1,9 @@
-"""What all readers of annotations share.
+"""The base class of all readers of annotations.
 
 A reader lists its annotations with the names by which they fit images, and reads one at a time.
-What a value means can depend on the others: palettes can disagree on an index, and the labels are
-in alphabetical order. Therefore `describe` returns the texts of all values after the last one is
-read. The classes of a project are chosen from these texts.
+The meaning of a value can depend on other annotations: palettes can disagree on an index, and the
+labels are in alphabetical order. Therefore `describe` returns the texts of all values after the
+last one is read. The classes of a project are chosen from these texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 
 @dataclass
 class Legend:
-    """What the values of all annotations of a project mean."""
+    """The meaning of the values of all annotations of a project."""
 
     labels: Mapping[int, str]  # the text of each number, in the order of the classes
     texts: Mapping[Any, str]  # the text of each value of the index maps
@@ -44,7 +44,7 @@ class Reader:
     can_have_classes: ClassVar[bool] = False  # whether several files can be of one class each
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        """Return an annotation, whose (height, width) must be one of `sizes`.
+        """Return an annotation; `sizes` are the sizes (height, width) that it may have.
 
         Raises:
             LabelError: if the annotation cannot be read or has another size.
@@ -52,7 +52,7 @@ class Reader:
         raise NotImplementedError
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        """Return what the values of the index maps of all annotations mean."""
+        """Return the meaning of the values of all index maps."""
         raise NotImplementedError
 
 
