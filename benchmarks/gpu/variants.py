@@ -40,6 +40,7 @@ from mmseg_ext.engine.acceleration import (
     preprocess_without_waiting,
     to_channels_last,
 )
+from mmseg_ext.layers import lambda_layer
 from mmseg_ext.segmentors import strip_losses
 
 # FLOP per second of an H100 SXM without sparsity, as NVIDIA states them.
@@ -47,6 +48,7 @@ PEAK = {"bfloat16": 989e12, "TF32": 494e12, "float32": 67e12}
 # cuDNN compares so many algorithms of a convolution; with torch's 10 a first step takes 20 s.
 ALGORITHMS = 4
 STEPS_OF_LOSS = 5
+APPLY_BY_POSITIONS = lambda_layer.apply_by_positions
 
 Step = Callable[[], dict[str, Any]]
 
@@ -150,6 +152,10 @@ def set_backends(precision: str, options: set[str]) -> None:
     if torch.backends.cudnn.is_available():
         torch.backends.cudnn.benchmark_limit = ALGORITHMS
     torch.backends.cuda.enable_cudnn_sdp(False)  # as our runs do
+    by_channels = "channels" in options
+    lambda_layer.apply_by_positions = (
+        lambda_layer.apply_by_channels if by_channels else APPLY_BY_POSITIONS
+    )
     strip_losses.LOSS_STRIP_BYTES_GPU = (256 if "strips256" in options else 1024) * MEBI
 
 
