@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,51 +21,97 @@ from mmseg.registry import TRANSFORMS
 from mmseg_ext.atomic_write import save_figure
 from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import classes_and_palette, inner_datasets
-from mmseg_ext.images.pictures import colorize, shrink, to_picture
+from mmseg_ext.images.pictures import colorize, to_picture
+from mmseg_ext.inference.objects import find_objects
 from mmseg_ext.own_dataset.check import Summary
 
 PREVIEW = "preview.png"  # its name in a project
-_IMAGES, _COLUMNS = 12, 3
-_SIDE = 280  # pixels of the longer side of an image
+_IMAGES = 12
+_HEIGHT = 220  # pixels of an image; very wide ones are lower
+_WIDTH = 1760  # pixels of a row
+_GAP = 4  # pixels between an image and its labels
+_WIDE = 2.5  # width per height from which the labels are below the image
+_LETTER = 6  # pixels of a letter in a title
 _LEGEND_COLUMNS = 6
 
 
 def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None:
     """Write up to twelve images of the splits of `cfg`, each next to its labels in color.
 
-    Each class is in the image with most of its pixels, rare classes first.
+    Each class is in the image with most of its pixels, rare classes first. The titles of projects
+    with numbered objects have their count.
     """
     dataset: Any = next(inner_datasets(cfg.val_dataloader.dataset))
     meta = classes_and_palette(dataset)
     load: Any = TRANSFORMS.build({**dataset["pipeline"][0], "type": "CheckedLoadImage"})
     load_label = CheckedLoadAnnotations(len(meta["classes"]))
     titles, cells = [], []
+    has_ignored = False
     for title, sample in _choose(summaries):
         results = load_label.transform(load.transform({**sample, "seg_fields": []}))
-        image = to_picture(results["img"], cfg.get("rgb_bands"))
+        image, label = to_picture(results["img"], cfg.get("rgb_bands")), results["gt_seg_map"]
+        has_ignored = has_ignored or bool((label >= len(meta["classes"])).any())
+        if meta["classes"][-1] == "border":
+            count = len(find_objects(label, 1, meta["classes"][1]))
+            title = f"{title}: {count} objects"
         titles.append(title)
-        cells.append(_picture(image, results["gt_seg_map"], meta["palette"]))
-    handles = _legend(meta["classes"], meta["palette"])
-    rows, legend_rows = math.ceil(len(cells) / _COLUMNS), math.ceil(len(handles) / _LEGEND_COLUMNS)
-    height = max(map(len, cells))
-    size = (2.1 * _SIDE * _COLUMNS / 100, (rows * (height + 30) + legend_rows * 22 + 20) / 100)
+        cells.append(_picture(image, label, meta["palette"]))
+    _draw(titles, cells, _legend(meta["classes"], meta["palette"], has_ignored), path)
+
+
+def _draw(
+    titles: Sequence[str], cells: Sequence[np.ndarray], legend: Sequence[Patch], path: Path
+) -> None:
+    """Write rows of pictures with their titles above, and the legend below."""
+    rows = _rows(cells)
+    legend_height = 22 * math.ceil(len(legend) / _LEGEND_COLUMNS) + 20
+    heights = [max(len(cells[i]) for i in row) + 30 for row in rows]
+    height = sum(heights) + legend_height
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
-        for axis in axes:
-            axis.set_axis_off()
-        for axis, title, cell in zip(axes, titles, cells, strict=False):
-            axis.set_title(title, fontsize=9)
-            axis.imshow(cell)
-        figure.legend(handles=handles, loc="outside lower center", ncols=_LEGEND_COLUMNS)
+        figure = Figure(figsize=(_WIDTH / 100, height / 100))
+        top = 0
+        for row, row_height in zip(rows, heights, strict=True):
+            left = 0
+            for i in row:
+                cell_height, cell_width = cells[i].shape[:2]
+                bottom = height - top - 25 - cell_height
+                place = (left / _WIDTH, bottom / height)
+                size = (cell_width / _WIDTH, cell_height / height)
+                axis = figure.add_axes((*place, *size))
+                axis.set_axis_off()
+                axis.set_title(titles[i][-cell_width // _LETTER :], fontsize=8, pad=3)
+                axis.imshow(cells[i], aspect="auto")
+                left += cell_width + 4 * _GAP
+            top += row_height
+        figure.legend(handles=legend, loc="lower center", ncols=_LEGEND_COLUMNS)
         save_figure(figure, path, dpi=100)
 
 
-def _legend(classes: Sequence[str], palette: Sequence[Sequence[int]]) -> list[Patch]:
-    """Return a field in the color of each class, and a white one for ignored pixels."""
+def _rows(cells: Sequence[np.ndarray]) -> list[list[int]]:
+    """Return the indices of the pictures of each row, as many as fit in its width."""
+    rows: list[list[int]] = []
+    left = 0
+    for i, cell in enumerate(cells):
+        width = cell.shape[1]
+        if not rows or left + width > _WIDTH:
+            rows.append([])
+            left = 0
+        rows[-1].append(i)
+        left += width + 4 * _GAP
+    return rows
+
+
+def _legend(
+    classes: Sequence[str], palette: Sequence[Sequence[int]], has_ignored: bool
+) -> list[Patch]:
+    """Return a field in the color of each class, and a white one for ignored pixels, if any."""
+    texts, colors = [*classes], [*palette]
+    if has_ignored:
+        texts.append("ignored")
+        colors.append([255] * 3)
     handles = []
-    for text, color in zip([*classes, "ignored"], [*palette, [255] * 3], strict=True):
+    for text, color in zip(texts, colors, strict=True):
         red, green, blue = np.array(color) / 255
         handles.append(Patch(facecolor=(red, green, blue), edgecolor="gray", label=text))
     return handles
@@ -96,13 +143,16 @@ def _different_samples(summary: Summary) -> list[Mapping]:
 
 
 def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
-    """Return an RGB image next to the same under the colors of its labels; both are large."""
-    shown, reduced = shrink(_SIDE, image, label)
-    mixed = shown * 0.4 + colorize(reduced, palette) * 0.6
-    factor = max(1, _SIDE // max(reduced.shape))
-    gap = np.full((factor * len(shown), 4, 3), 255, np.uint8)
-    return np.hstack([_enlarge(shown, factor), gap, _enlarge(mixed.astype(np.uint8), factor)])
-
-
-def _enlarge(image: np.ndarray, factor: int) -> np.ndarray:
-    return image.repeat(factor, 0).repeat(factor, 1)
+    """Return an RGB image and, beside or below it, the same under the colors of its labels."""
+    height, width = label.shape
+    is_wide = width > _WIDE * height
+    most = _WIDTH if is_wide else (_WIDTH - _GAP) // 2
+    scale = min(_HEIGHT / height, most / width)
+    size = (max(1, round(scale * width)), max(1, round(scale * height)))
+    smooth = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
+    shown = cv2.resize(image, size, interpolation=smooth)
+    reduced = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+    mixed = (shown * 0.4 + colorize(reduced, palette) * 0.6).astype(np.uint8)
+    axis = 0 if is_wide else 1
+    gap_shape = (_GAP, size[0], 3) if is_wide else (size[1], _GAP, 3)
+    return np.concatenate([shown, np.full(gap_shape, 255, np.uint8), mixed], axis)
