@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
 
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.errors import NotWritten
-    from mmseg_ext.own_dataset.check import check, copy_notes, print_summaries
+    from mmseg_ext.own_dataset.check import check, copy_notes, print_summaries, summary_notes
     from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
 
     cfg = load_config(args.config, args.cfg_options)
@@ -46,6 +46,8 @@ def main(args: argparse.Namespace) -> int:
     for problem in problems:
         print(*problem, sep=": ")
     print_summaries(summaries)
+    for note in summary_notes(summaries):
+        print(note)
     if not cfg.get("allow_overlap"):
         for note in copy_notes(summaries):
             print(note)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmseg_ext.own_dataset.project import Project
     from mmseg_ext.own_dataset.starting_weights import Start
 
-_LINES_SHOWN, _MASKS_SHOWN = 10, 3
+_LINES_SHOWN, _MASKS_SHOWN, _NOTES_SHOWN = 5, 3, 5
 _QUOTES = re.compile(r'["\\\n]')  # as in my"project
 
 
@@ -56,7 +56,6 @@ scenes; non-commercial use only, which then also holds for your model).
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.own_dataset.check import copy_notes
     from mmseg_ext.own_dataset.project import make_project
     from mmseg_ext.own_dataset.starting_weights import starting_weights
 
@@ -66,10 +65,7 @@ def main(args: argparse.Namespace) -> None:
     shares = args.val, args.test, args.group
     made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
     _print_project(made, args.project)
-    for line in copy_notes(made.summaries):
-        print(line)
-    for note in made.notes:
-        print(f"note: {note}")
+    _print_notes(made, args.project)
     _print_values(made)
     config = args.project / "config.py"
     is_new = not config.exists()
@@ -123,17 +119,38 @@ def _print_project(made: "Project", folder: Path) -> None:
     if made.earlier:
         print(f"note: training also uses {len(made.earlier)} pairs of earlier runs, such as")
         print(f"  {made.earlier[0]}; if it should not, delete these files and their label maps")
-    print_summaries(made.summaries, made.labels)
+    print_summaries(made.summaries)
+
+
+def _print_notes(made: "Project", folder: Path) -> None:
+    """Print the most important notes, and add the others to `left_out.txt`."""
+    from mmseg_ext.own_dataset.check import copy_notes, summary_notes
+
+    notes = list(copy_notes(made.summaries))  # the score would be wrong
+    notes += [f"note: {note}" for note in made.notes]
+    notes += summary_notes(made.summaries, made.labels)
+    for line in notes[:_NOTES_SHOWN]:
+        print(line)
+    others = notes[_NOTES_SHOWN:]
+    if others:
+        file = folder / "left_out.txt"
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(f"{line}\n" for line in others)
+        print(f"note: {len(others)} more notes, listed in {file}")
 
 
 def _print_values(made: "Project") -> None:
+    """Print the class of each value that is not the class's name."""
     from mmseg_ext.errors import join_names
 
     classes = made.summaries[0].classes
     values = []
     for text, i in made.labels.items():
-        values.append(f"{text} is {classes[i] if i < len(classes) else 'ignored'}")
-    print(f"values: {join_names(values)}")
+        name = classes[i] if i < len(classes) else "ignored"
+        if name != text:
+            values.append(f"{text} is {name}")
+    if values:
+        print(f"values: {join_names(values)}")
 
 
 def _write_config(args: argparse.Namespace, made: "Project", start: "Start") -> None:

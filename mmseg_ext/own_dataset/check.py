@@ -303,18 +303,29 @@ def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
             )
 
 
-def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | None = None) -> None:
-    """Print pairs and image sizes of each split, a table of the classes, and absent or rare ones.
-
-    `labels` are the texts of the annotated values, with their classes.
-    """
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """Print pairs and image sizes of each split, and a table of the classes."""
     for summary in summaries:
         _print_counts(summary)
     Console(width=None if sys.stdout.isatty() else 160).print(_class_table(summaries))
+
+
+def summary_notes(
+    summaries: Sequence[Summary], labels: Mapping[str, int] | None = None
+) -> list[str]:
+    """Return a line for each file with a note, absent class, and rare class of the first split.
+
+    `labels` are the texts of the annotated values, with their classes.
+    """
+    notes = []
     for summary in summaries:
-        _print_absent(summary)
+        notes += _about_absent(summary)
     labels = labels or {}
-    _print_rare(summaries[0], dict(zip(labels.values(), labels, strict=True)))
+    notes += _about_rare(summaries[0], dict(zip(labels.values(), labels, strict=True)))
+    for summary in summaries:
+        for note, path in summary.notes.items():
+            notes.append(f"{summary.split}: note: {path}: {note}")
+    return notes
 
 
 def _all_pixels(summary: Summary) -> int:
@@ -328,8 +339,6 @@ def _print_counts(summary: Summary) -> None:
     print(
         f"{split}: {summary.pairs:,} pairs, {join_names(sizes)}, {share:.2%} of the pixels ignored"
     )
-    for note, path in summary.notes.items():
-        print(f"{split}: note: {path}: {note}")
 
 
 def _class_table(summaries: Sequence[Summary]) -> Table:
@@ -347,20 +356,21 @@ def _class_table(summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def _print_absent(summary: Summary) -> None:
-    """Print the classes without a pixel, and label maps of only class 0 and ignored pixels."""
+def _about_absent(summary: Summary) -> Iterator[str]:
+    """Yield the classes without a pixel, and label maps of only class 0 and ignored pixels."""
     absent = [summary.classes[i] for i in np.flatnonzero(summary.pixels == 0)]
     if absent and summary.pixels.any():
-        print(f"{summary.split}: note: no pixel of {join_names(absent)}")
+        yield f"{summary.split}: note: no pixel of {join_names(absent)}"
     if summary.halves:
-        maps = f"{len(summary.halves)} label maps, such as {summary.halves[0]}, have only class 0"
-        print(
-            f"{summary.split}: note: {maps} and ignored pixels; if 255 is an object there, write 1"
+        yield (
+            f"{summary.split}: note: {len(summary.halves)} label maps, such as "
+            f"{summary.halves[0]}, have only class 0 and ignored pixels; if 255 is an object "
+            "there, write 1"
         )
 
 
-def _print_rare(summary: Summary, texts: Mapping[int, str]) -> None:
-    """Print the classes with few pixels or in one image; `texts` name the values."""
+def _about_rare(summary: Summary, texts: Mapping[int, str]) -> Iterator[str]:
+    """Yield the classes with few pixels or in one image; `texts` name the values."""
     is_rare = summary.pixels < _RARE * summary.pixels.sum()
     is_in_one_image = (summary.images == 1) & (summary.pairs > 1)
     few = (is_rare | is_in_one_image) & (summary.pixels > 0)
@@ -369,4 +379,4 @@ def _print_rare(summary: Summary, texts: Mapping[int, str]) -> None:
         if is_rare[i] and i in texts:
             hint = f"; not a class? --ignore {shlex.quote(texts[i])}"
         counts = f"{summary.pixels[i]:,} pixels in images: {summary.images[i]:,}"
-        print(f"{summary.split}: note: {summary.classes[i]} has only {counts}{hint}")
+        yield f"{summary.split}: note: {summary.classes[i]} has only {counts}{hint}"

@@ -38,7 +38,7 @@ def update_classes(
     if not known.keys() & set(texts):
         raise ValueError(
             f"this project has the values {join_names(list(known))}, but the annotations have "
-            f"{join_names(list(texts))}; start a new project"
+            f"{join_names(list(texts))}; delete its folder, or write to another one"
         )
     gone = [text for text, i in known.items() if text not in texts and i != IGNORED]
     needless = known.keys() - set(texts) - set(gone)  # was ignored before, and is gone

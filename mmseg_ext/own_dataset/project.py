@@ -173,6 +173,8 @@ def _choose_classes(
     """
     file = data / _CLASSES_FILE
     before = json.loads(file.read_text()) if file.is_file() else None
+    if legend.problem and not names and before is None:
+        raise ValueError(legend.problem)
     ignored = list(ignored)
     for text in reader.ignored:
         if text in legend.labels.values():
@@ -183,7 +185,9 @@ def _choose_classes(
     try:
         found, of_text, notes = update_classes(before, legend.labels, given, ignored)
     except ValueError as error:
-        raise ValueError(f"{error}; {legend.hint}" if legend.hint else str(error)) from None
+        where = "" if before is None else f"{data.parent}: "
+        hint = f"; {legend.hint}" if legend.hint else ""
+        raise ValueError(f"{where}{error}{hint}") from None
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)

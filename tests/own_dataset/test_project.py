@@ -39,6 +39,7 @@ from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.starting_weights import efficientnet
 from tests.datasets.trees import random_image, save
+from tests.messages import lines_with
 
 SIZE = (40, 30)  # width, height
 NAMES = ["ground", "small", "wide"]
@@ -169,8 +170,8 @@ FORMATS = {  # the text of the values
     "gray rgb": "0 is ground, 9 is small, 18 is wide",
     "palette": "0 is ground, 1 is small, 2 is wide",
     "swapped palettes": BY_COLOR,
-    "coco": "background is background, small is small, wide is wide",
-    "labelme": "background is background, small is small, wide is wide",
+    "coco": "",  # the texts are the names
+    "labelme": "",
 }
 
 
@@ -185,7 +186,9 @@ def test_every_format_gives_the_same_label_maps(kind, tmp_path, capsys):
     assert sum(name.startswith("val/") for name in found) == 4
     assert are_the_scenes(found)
     output = capsys.readouterr().out
-    assert f"\nvalues: {FORMATS[kind]}\n" in output and "left out" not in output
+    values = [line for line in output.splitlines() if line.startswith("values: ")]
+    assert values == ([f"values: {FORMATS[kind]}"] if FORMATS[kind] else [])
+    assert "left out" not in output
     config = Config.fromfile(tmp_path / "project/config.py")
     colored = kind in ("rgb", "palette", "swapped palettes")
     fixed = [[80] * 3, [230, 159, 0], [86, 180, 233]]
@@ -219,7 +222,7 @@ def test_nothing_is_lost(tmp_path, capsys):
     assert sorted(Path(line.partition(": ")[0]).stem for line in lines) == left_out
     assert any("jpeg_mask.png: cannot be read (JPEG" in line for line in lines)
     output = capsys.readouterr().out
-    assert output.count("left out: ") == len(lines) + 1
+    assert output.count("left out: ") == 5 + 1 and lines_with(output, "6 files", "left_out.txt")
     assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
 
 
@@ -467,20 +470,20 @@ def test_masks_of_a_class_each(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["numbers", "colors", "files"])
 def test_masks_of_objects(kind, tmp_path, capsys):
-    """The labels are those of `NucleiDataset`; without --objects, a line."""
+    """The labels are those of `NucleiDataset`; numbers without --objects are an error."""
     random = np.random.RandomState(0)
     expected = {}
     for i in range(8):
-        numbers = np.zeros((40, 60), np.uint16)
-        for k in range(1, 4 + i % 4):
-            numbers[5 * k : 5 * k + 4, 5 * k : 30 + k] = k
+        numbers = np.zeros((60, 60), np.uint16)
+        for k in range(1, 8 + i % 4):
+            numbers[5 * k : 5 * k + 4, k : 30 + k] = k
         expected[f"{i}"] = draw_labels(numbers)
-        save(tmp_path / f"images/{i}/image.jpg", random_image(random, (60, 40)))
+        save(tmp_path / f"images/{i}/image.jpg", random_image(random, (60, 60)))
         if kind == "files":
             for k in range(1, int(numbers.max()) + 1):
                 save(tmp_path / f"images/{i}/masks/{k}.png", (numbers == k) * np.uint8(255))
         else:
-            colors = random.randint(1, 256, (9, 3)) * (np.arange(9) > 0)[:, None]
+            colors = random.randint(1, 256, (12, 3)) * (np.arange(12) > 0)[:, None]
             mask = colors.astype(np.uint8)[numbers] if kind == "colors" else numbers
             save(tmp_path / f"masks/{i}.png", mask)
     flags = ["--masks", str(tmp_path / ("images" if kind == "files" else "masks"))]
@@ -488,9 +491,17 @@ def test_masks_of_objects(kind, tmp_path, capsys):
     assert "object is cell, border is edge" in capsys.readouterr().out
     for name, label in label_maps(tmp_path).items():
         assert np.array_equal(label, expected[Path(name).parts[1]]) and (label == 2).any()
+    assert run(tmp_path, *flags) == 1  # other classes than those of the project
+    assert lines_with(capsys.readouterr().err, f"{tmp_path}/project", "another")
     shutil.rmtree(tmp_path / "project")
-    assert run(tmp_path, *flags) == 0
-    assert ("--objects" in capsys.readouterr().out) == (kind == "numbers")
+    is_refused = run(tmp_path, *flags) == 1
+    assert is_refused == (kind == "numbers")
+    if is_refused:
+        assert lines_with(capsys.readouterr().err, "0.png", "--objects", "--classes")
+        assert not (tmp_path / "project").exists()
+        names = [f"class{i}" for i in range(11)]
+        assert run(tmp_path, *flags, "--classes", *names) == 0
+    capsys.readouterr()
     assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
     assert "--objects: " in capsys.readouterr().err
 

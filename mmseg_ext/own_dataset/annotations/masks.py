@@ -40,6 +40,7 @@ from mmseg_ext.own_dataset.matching import MASK_SUFFIXES
 from mmseg_ext.own_dataset.selection import evenly
 
 _FEW = 4  # values; fewer are no numbers of objects
+_MANY = 10  # values; so many that number objects are no classes, unless these are named
 _SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
 _OBJECT_VALUES = ("no object", "object", "border")
@@ -76,8 +77,22 @@ class Masks(Reader):
         for number in sorted(set(map(number_of, codes))):
             labels[number] = f"#{number:06x}" if colored else str(number)
         texts = {code: labels[number_of(code)] for code in codes}
-        hint = "" if colored else _other_meaning(list(labels), maps)
-        return Legend(labels, texts, _colors(texts), hint)
+        legend = Legend(labels, texts, _colors(texts))
+        if not colored and _number_objects(maps):
+            text = (
+                f"the values up to {max(labels)} seem to number objects, because each is one "
+                "region and images have different ones; use --objects"
+            )
+            if len(labels) < _MANY:
+                legend.hint = text
+            else:
+                path = maps[0].annotation.path
+                legend.problem = f"{path}: {text}, or name the classes with --classes"
+        elif not colored and len(labels) > _SMOOTH and {0, 255} <= labels.keys():
+            legend.hint = (
+                f"if {len(labels)} values are two classes with smooth edges, {TWO_CLASSES}"
+            )
+        return legend
 
 
 class ObjectMasks(Reader):
@@ -144,18 +159,6 @@ def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     for code in sorted(texts, reverse=True):
         colors[texts[code]] = list(color_of(code).to_bytes(3, "big"))
     return colors
-
-
-def _other_meaning(numbers: Sequence[int], maps: Sequence[StoredMap]) -> str:
-    """Return what gray values or indices seem to be, if not classes; nothing by default."""
-    if _number_objects(maps):
-        return (
-            f"the values up to {numbers[-1]} seem to number objects, because each is one region "
-            "and images have different ones; then use --objects"
-        )
-    if len(numbers) > _SMOOTH and {0, 255} <= set(numbers):
-        return f"if {len(numbers)} values are two classes with smooth edges, {TWO_CLASSES}"
-    return ""
 
 
 def _number_objects(maps: Sequence[StoredMap]) -> bool:

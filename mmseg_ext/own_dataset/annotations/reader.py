@@ -22,6 +22,7 @@ class Legend:
     texts: Mapping[Any, str]  # the text of each value of the index maps
     colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of texts that have one
     hint: str = ""  # what the values could be instead
+    problem: str = ""  # why the values are no classes, unless the user names them
     notes: Sequence[str] = ()  # what a user should know
 
 
