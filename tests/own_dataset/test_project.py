@@ -329,6 +329,25 @@ def test_every_class_is_in_both_splits(rare, tmp_path, capsys):
     assert "in images: 1; not a class? --ignore 40" in capsys.readouterr().out
 
 
+def test_at_most_five_notes(tmp_path, capsys):
+    """The others are in left_out.txt; copies in both splits, which change the score, come first."""
+    save_images(tmp_path / "images/train", 20)
+    for i in range(20):
+        label = scene(i)[0]
+        label[0, :3] = 30 + i  # a class of one image
+        save(tmp_path / f"masks/train/{i:02d}.png", label)
+    shutil.copytree(tmp_path / "images/train", tmp_path / "images/val")
+    shutil.copytree(tmp_path / "masks/train", tmp_path / "masks/val")
+    assert run(tmp_path, "--classes", *(f"class{i}" for i in range(23))) == 0
+    output = capsys.readouterr().out
+    before_values = output.partition("values: ")[0]
+    notes = [line for line in before_values.splitlines() if "note: " in line]
+    assert "copies" in notes[0] and len(notes) == 5 + 1
+    others = int(re.search(r"note: (\d+) more notes", notes[5]).group(1))
+    written = (tmp_path / "project/left_out.txt").read_text().splitlines()
+    assert len(written) == others and all("note: " in line for line in written)
+
+
 @pytest.mark.parametrize("names", ["instances_{}", "{}ing", "Valid Train", "{}2017"])
 def test_a_coco_file_for_each_split(names, tmp_path):
     """The names of images can be paths of Windows."""
