@@ -5,52 +5,50 @@ Classes follow the background in the alphabetical order of the labels.
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.annotation import (
-    BACKGROUND,
-    Annotation,
-    annotations_below,
-    reading,
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, path_of_name, reading
+from mmseg_ext.own_dataset.annotations.formats import format_of
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap
+from mmseg_ext.own_dataset.annotations.polygons import (
+    Shape,
+    ShapeFiles,
+    Size,
+    draw,
+    label_of,
+    shape_of,
+    without_area,
 )
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
-from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
 
 
-class Labelme(Reader):
+class Labelme(ShapeFiles):
     """labelme's files."""
 
     suffixes = (".json",)
     ignored = ("__ignore__",)
 
-    @classmethod
-    def find(cls, folder: Path) -> "Labelme":
-        """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(folder, cls.suffixes))
-
-    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+    def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
         with reading(annotation.path):
             content = json.loads(annotation.path.read_bytes())
+            if "shapes" not in content:
+                raise ValueError(format_of(annotation.path) or "it has no list `shapes`")
             shapes = list(map(_shape, content["shapes"]))
-            size = int(content["imageHeight"]), int(content["imageWidth"])
-            return draw(size, shapes, sizes)
-
-    def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
+            entry = {"height": content.get("imageHeight"), "width": content.get("imageWidth")}
+            found = draw(entry, shapes, sizes)
+            image_path = content.get("imagePath") or annotation.key.name
+            if path_of_name(image_path).stem != PurePath(annotation.key.name).name:
+                note = "imagePath differs from the name of the JSON file, which counts"
+                found.notes = [*found.notes, note]
+            return found
 
 
 def _shape(entry: Mapping[str, Any]) -> Shape:
-    """Return a shape of a file.
-
-    Raises:
-        ValueError: for a line or a point.
-    """
+    """Return a shape of a file."""
     label = label_of(entry["label"])
     kind = entry.get("shape_type") or "polygon"
     points = np.array(entry["points"], float)
@@ -64,6 +62,6 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         turn = np.linspace(0, 2 * np.pi, _CIRCLE)[:, None]
         radius = np.hypot(*(on_circle - center))
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
-    elif kind not in ("polygon", "oriented_rectangle"):
-        raise ValueError(f"a {kind}; only polygons, boxes, circles and masks are read")
-    return Shape(label, polygons=[points.ravel().tolist()])
+    elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
+        return without_area(label, kind)
+    return shape_of(label, [points.ravel().tolist()])
