@@ -205,7 +205,8 @@ def _explain_no_pair(
     else:
         image, annotation = next(iter(sources.images)), annotations[0]
         reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
-        if found := not reader.names_images and format_of(annotation.path):
+        found = format_of(annotation.path)
+        if found and reader.flag not in found:
             reason = f"{annotation.path} {found}"
         if reader.can_have_classes and count > count_images and not problem:
             problem = _NAME_CLASSES

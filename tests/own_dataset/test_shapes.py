@@ -243,7 +243,7 @@ YOLO_LAYOUTS = {  # the folders of images and labels, --images, --yolo, the yaml
 
 
 @pytest.mark.parametrize(
-    ("layout", "names"), zip(YOLO_LAYOUTS, ["list", "dict", "none", "list"], strict=True)
+    ("layout", "names"), list(zip(YOLO_LAYOUTS, ["list", "dict", "none", "list"], strict=True))
 )
 def test_yolo(layout, names, tmp_path, capsys):
     """Also a photo without objects, with an empty file."""
@@ -417,3 +417,27 @@ def test_files_of_other_formats(side, name, found, tmp_path, capsys):
     assert run(tmp_path, *flags) == 1
     error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
     check_message(error, found, where=folder / name, todo=True)
+
+
+@pytest.mark.parametrize("flag", ["--labelme", "--yolo", "--geojson"])
+def test_files_of_other_photos_are_compared(flag, tmp_path, capsys):
+    save_photos(tmp_path, "ab")
+    name = "x.txt" if flag == "--yolo" else "x.json"
+    write_json(tmp_path / "masks" / name, labelme() if flag == "--labelme" else {"features": []})
+    assert run(tmp_path, flag, str(tmp_path / "masks")) == 1
+    error = capsys.readouterr().err
+    check_message(error, tmp_path / "images/a.jpg", tmp_path / "masks" / name, todo="rename")
+
+
+def test_names_of_several_yolo_files(tmp_path):
+    """Nobody knows which fits; `data.yaml` counts, and names of a folder above are a note."""
+    write_json(tmp_path / "labels/a.txt", "")
+    (tmp_path / "labels/a.txt").write_text(yolo())
+    for name in ("a.yaml", "b.yml", "compose.yaml"):
+        (tmp_path / name).write_text(f"names: [{name}]\n" if name != "compose.yaml" else "a: [")
+    with raises_message(ValueError, "a.yaml", "b.yml", where=tmp_path, todo="data.yaml"):
+        Yolo.find(tmp_path / "labels")
+    (tmp_path / "data.yaml").write_text("names: [house]\n")
+    reader = Yolo.find(tmp_path / "labels")
+    assert dict(reader.names) == {0: "house"}
+    assert any(str(tmp_path / "data.yaml") in note for note in reader.describe([]).notes)

@@ -20,7 +20,7 @@ from mmseg_ext.own_dataset.annotations.annotation import (
 )
 from mmseg_ext.own_dataset.annotations.formats import format_of
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
-from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of, shape_of
+from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, draw, label_of, shape_of
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names
 from mmseg_ext.own_dataset.matching import Key, key_of, split_in
 
@@ -37,6 +37,7 @@ class _Image(NamedTuple):
 class Coco(Reader):
     """Images of COCO files."""
 
+    flag = "--coco"
     suffixes = (".json",)
     names_images = True
 
@@ -77,7 +78,8 @@ class Coco(Reader):
                     shapes.append(Shape(label, run_lengths=form))
                 else:
                     shapes.append(shape_of(label, _polygons(form or [])))
-            return draw(image.entry, shapes, sizes, small_last=True)
+            declared = image.entry.get("height"), image.entry.get("width")
+            return draw(Drawing(shapes, declared), sizes)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         return legend_of_names(list(dict.fromkeys([BACKGROUND, *self.categories])))

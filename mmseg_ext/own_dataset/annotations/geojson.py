@@ -8,33 +8,26 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
+from mmseg_ext.own_dataset.annotations import polygons
+from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap
-from mmseg_ext.own_dataset.annotations.polygons import (
-    Shape,
-    ShapeFiles,
-    Size,
-    draw,
-    label_of,
-    without_area,
-)
+from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, ShapeFiles, Size
 
 
 class Geojson(ShapeFiles):
     """QuPath's files, and those of `image_demo --json`."""
 
+    flag = "--geojson"
     suffixes = (".geojson", ".json")
     ignored = ("Ignore*",)  # a class of QuPath
 
-    def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
-        with reading(annotation.path):
-            features = json.loads(annotation.path.read_bytes())
-            if isinstance(features, dict):
-                features = features.get("features", [features])
-            if any("geometry" not in feature for feature in features):
-                raise ValueError(format_of(annotation.path) or "it has no list `features`")
-            return draw({}, list(map(self._shape, features)), sizes, small_last=True)
+    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+        features = json.loads(annotation.path.read_bytes())
+        if isinstance(features, dict):
+            features = features.get("features", [features])
+        if any("geometry" not in feature for feature in features):
+            raise ValueError(format_of(annotation.path) or "it has no list `features`")
+        return Drawing(list(map(self._shape, features)))
 
     def _shape(self, feature: Mapping[str, Any]) -> Shape:
         properties = feature.get("properties") or {}
@@ -44,14 +37,13 @@ class Geojson(ShapeFiles):
         name = name or properties.get("class")  # of earlier files of `image_demo`
         kind, parts = feature["geometry"]["type"], feature["geometry"]["coordinates"]
         if kind not in ("Polygon", "MultiPolygon"):
-            return without_area(str(name), kind)
+            return polygons.without_area(kind)
         if not name:
             return Shape("", skipped="a shape without a classification is not drawn")
-        label = label_of(name)
+        label = polygons.label_of(name)
         if "color" in classification:
             self.colors[label] = classification["color"]
-        polygons = [parts] if kind == "Polygon" else parts
-        return Shape(label, list(map(_join_rings, polygons)))
+        return Shape(label, list(map(_join_rings, [parts] if kind == "Polygon" else parts)))
 
 
 def _join_rings(rings: Sequence[Sequence[Sequence[float]]]) -> list[float]:

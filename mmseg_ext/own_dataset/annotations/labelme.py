@@ -4,24 +4,16 @@ Classes follow the background in the alphabetical order of the labels.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, path_of_name, reading
+from mmseg_ext.own_dataset.annotations import polygons
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, path_of_name
 from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap
-from mmseg_ext.own_dataset.annotations.polygons import (
-    Shape,
-    ShapeFiles,
-    Size,
-    draw,
-    label_of,
-    shape_of,
-    without_area,
-)
+from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, ShapeFiles, Size
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
 
@@ -29,27 +21,26 @@ _CIRCLE = 720  # corners, within 1e-5 of the radius
 class Labelme(ShapeFiles):
     """labelme's files."""
 
+    flag = "--labelme"
     suffixes = (".json",)
     ignored = ("__ignore__",)
 
-    def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
-        with reading(annotation.path):
-            content = json.loads(annotation.path.read_bytes())
-            if "shapes" not in content:
-                raise ValueError(format_of(annotation.path) or "it has no list `shapes`")
-            shapes = list(map(_shape, content["shapes"]))
-            entry = {"height": content.get("imageHeight"), "width": content.get("imageWidth")}
-            found = draw(entry, shapes, sizes)
-            image_path = content.get("imagePath") or annotation.key.name
-            if path_of_name(image_path).stem != PurePath(annotation.key.name).name:
-                note = "imagePath differs from the name of the JSON file, which counts"
-                found.notes = [*found.notes, note]
-            return found
+    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+        content = json.loads(annotation.path.read_bytes())
+        if "shapes" not in content:
+            raise ValueError(format_of(annotation.path) or "it has no list `shapes`")
+        declared = content.get("imageHeight"), content.get("imageWidth")
+        notes, image_path = [], content.get("imagePath") or annotation.key.name
+        if path_of_name(image_path).stem != PurePath(annotation.key.name).name:
+            notes.append("imagePath differs from the name of the JSON file, which counts")
+        return Drawing(
+            list(map(_shape, content["shapes"])), declared, small_last=False, notes=notes
+        )
 
 
 def _shape(entry: Mapping[str, Any]) -> Shape:
     """Return a shape of a file."""
-    label = label_of(entry["label"])
+    label = polygons.label_of(entry["label"])
     kind = entry.get("shape_type") or "polygon"
     points = np.array(entry["points"], float)
     if kind == "mask":
@@ -63,5 +54,5 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         radius = np.hypot(*(on_circle - center))
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
     elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
-        return without_area(label, kind)
-    return shape_of(label, [points.ravel().tolist()])
+        return polygons.without_area(kind)
+    return polygons.shape_of(label, [points.ravel().tolist()])

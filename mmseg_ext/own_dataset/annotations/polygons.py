@@ -16,30 +16,15 @@ from PIL import Image
 
 from mmseg_ext.own_dataset.annotations.annotation import (
     BACKGROUND,
+    Annotation,
     annotations_below,
+    reading,
     require_size,
 )
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 
 Size = tuple[int, int]  # height and width
-
-
-@dataclass
-class ShapeFiles(Reader):
-    """Files with the shapes of an image each."""
-
-    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
-
-    @classmethod
-    def find(cls, folder: Path) -> "ShapeFiles":
-        """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(folder, cls.suffixes))
-
-    def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        legend = legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
-        legend.colors = {text: self.colors[text] for text in legend.texts if text in self.colors}
-        return legend
 
 
 @dataclass
@@ -53,45 +38,74 @@ class Shape:
     skipped: str = ""  # a note why it is not drawn
 
 
+@dataclass
+class Drawing:
+    """The shapes of an image, and what its file says about it."""
+
+    shapes: Sequence[Shape]
+    declared: tuple[Any, Any] = (None, None)  # height and width, or nothing
+    small_last: bool = True  # small shapes cover large ones, else later ones earlier ones
+    notes: Sequence[str] = ()
+
+
+@dataclass
+class ShapeFiles(Reader):
+    """Files with the shapes of an image each."""
+
+    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
+
+    @classmethod
+    def find(cls, folder: Path) -> "ShapeFiles":
+        """Return the files below a folder, or of a pattern; see `keyed_files`."""
+        return cls(annotations_below(folder, cls.suffixes))
+
+    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+        """Return the shapes in a file, whose image has `size`."""
+        raise NotImplementedError
+
+    def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
+        with reading(annotation.path):
+            return draw(self.parse(annotation, sizes[0]), sizes)
+
+    def describe(self, maps: Sequence[StoredMap]) -> Legend:
+        legend = legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
+        legend.colors = {text: self.colors[text] for text in legend.texts if text in self.colors}
+        return legend
+
+
 def label_of(name: Any) -> str:
     """Return the label of a name in a file; labelme has one for the background."""
     return BACKGROUND if name == "_background_" else str(name)
 
 
-def without_area(label: str, kind: str) -> Shape:
+def without_area(kind: str) -> Shape:
     """Return a shape that is only counted, such as a point."""
-    return Shape(label, skipped=f"a {kind} has no area and is not drawn")
+    return Shape("", skipped=f"a {kind} has no area and is not drawn")
 
 
 def shape_of(label: str, polygons: Sequence[Sequence[float]]) -> Shape:
     """Return polygons with a label, which can be empty or have too few points."""
     polygons = [polygon for polygon in polygons if len(polygon)]
     if polygons and max(map(len, polygons)) < 6:  # three points
-        return without_area(label, "polygon of less than three points")
+        return without_area("polygon of less than three points")
     return Shape(label, polygons)
 
 
-def draw(
-    entry: Mapping[str, Any],
-    shapes: Sequence[Shape],
-    image_sizes: Sequence[Size],
-    small_last: bool = False,
-) -> IndexMap:
-    """Return shapes on an image; its size is one of `image_sizes`.
+def draw(drawing: Drawing, image_sizes: Sequence[Size]) -> IndexMap:
+    """Return shapes on an image; its size is one of `image_sizes`, of which the first is upright.
 
-    `entry` has the height and the width that a file declares, or none. With `small_last` small
-    shapes cover large ones. The values are the labels, also of shapes that others cover.
+    The values are the labels, also of shapes that others cover.
 
     Raises:
         ValueError: for another size, and for a shape without pixels that can be drawn.
     """
-    size = _size_of(shapes, (entry.get("height"), entry.get("width")), image_sizes)
-    drawn = [shape for shape in shapes if not shape.skipped]
-    if small_last:  # the files' order means nothing: a house after its windows would cover them
-        drawn.sort(key=lambda shape: _area(shape, size), reverse=True)
+    size = _size_of(drawing, image_sizes)
+    shapes = [shape for shape in drawing.shapes if not shape.skipped]
+    if drawing.small_last:  # the order means nothing: a house after its windows would cover them
+        shapes.sort(key=lambda shape: _area(shape, size), reverse=True)
     labels = {BACKGROUND: 0}
     indices = np.zeros(size, np.min_scalar_type(len(shapes)))
-    for shape in drawn:
+    for shape in shapes:
         index = labels.setdefault(shape.label, len(labels))
         if shape.patch is not None:
             indices[_patch_pixels(shape.patch, size)] = index
@@ -103,7 +117,7 @@ def draw(
                 indices[rows][inside] = index
         else:
             raise ValueError(f"a {shape.label} has no polygon, as in a file for boxes")
-    notes = [shape.skipped for shape in shapes if shape.skipped]
+    notes = [*drawing.notes, *filter(None, [shape.skipped for shape in drawing.shapes])]
     if size != image_sizes[0]:
         notes.append("shapes in a photo of the size before its EXIF rotation are rotated with it")
     if len(labels) > 1 and not indices.any():
@@ -111,19 +125,17 @@ def draw(
     return IndexMap(list(labels), indices, notes)
 
 
-def _size_of(
-    shapes: Sequence[Shape], declared: tuple[Any, Any], image_sizes: Sequence[Size]
-) -> Size:
+def _size_of(drawing: Drawing, image_sizes: Sequence[Size]) -> Size:
     """Return the size that the coordinates of shapes belong to.
 
     It is the declared one, if there is one, unless shapes reach over it, but not over the image.
     """
-    sizes = list(image_sizes)
-    if all(declared):
-        sizes.insert(0, (int(declared[0]), int(declared[1])))
+    sizes, (height, width) = list(image_sizes), drawing.declared
+    if height and width:
+        sizes.insert(0, (int(height), int(width)))
     size = sizes[0]
     for candidate in reversed(sizes):
-        if all(_fits(shape, candidate) for shape in shapes):
+        if all(_fits(shape, candidate) for shape in drawing.shapes):
             size = candidate
     require_size(size, image_sizes)  # before an array of this size exists
     return size
@@ -131,11 +143,10 @@ def _size_of(
 
 def _fits(shape: Shape, size: Size) -> bool:
     """Return whether no part of a shape is more than a pixel outside an image."""
-    height, width = size
     if shape.run_lengths is not None:
         return tuple(shape.run_lengths.get("size", size)) == size
     for polygon in shape.polygons:
-        if max(polygon[::2]) > width + 1 or max(polygon[1::2]) > height + 1:
+        if max(polygon[::2]) > size[1] + 1 or max(polygon[1::2]) > size[0] + 1:
             return False
     return True
 

@@ -39,6 +39,7 @@ class Reader:
     is_pattern: bool = False  # whether a pattern chose them
     missing_is_background: bool = False  # whether images without an annotation are background
 
+    flag: ClassVar[str] = "--masks"  # of the command
     suffixes: ClassVar[Sequence[str]] = ()  # of the files
     class_names: ClassVar[Sequence[str] | None] = None  # if the user gives none
     ignored: ClassVar[Sequence[str]] = ()  # texts that are ignored in any case
