@@ -381,12 +381,14 @@ OTHERS = [  # the content of files of other formats, and a part of the line
 ]
 
 
-@pytest.mark.parametrize("number", range(len(OTHERS)))
-@pytest.mark.parametrize("flag", ["--coco", "--labelme", "--geojson", "--masks", "--yolo"])
-def test_json_of_other_formats(flag, number, tmp_path, capsys):
-    content, name = OTHERS[number]
-    if flag == name:
-        pytest.skip("it is the format of the flag")
+FLAGS = ["--coco", "--labelme", "--geojson", "--masks", "--yolo"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "name"),
+    [(flag, *other) for flag in FLAGS for other in OTHERS if flag != other[1]],
+)
+def test_json_of_other_formats(flag, content, name, tmp_path, capsys):
     save_photos(tmp_path, "ab")
     file = write_json(tmp_path / "masks/a.json", content)
     assert run(tmp_path, flag, str(file if flag == "--coco" else file.parent)) == 1
@@ -430,14 +432,14 @@ def test_files_of_other_photos_are_compared(flag, tmp_path, capsys):
 
 
 def test_names_of_several_yolo_files(tmp_path):
-    """Nobody knows which fits; `data.yaml` counts, and names of a folder above are a note."""
+    """`data.yaml` counts first; a note says where the names are from."""
     write_json(tmp_path / "labels/a.txt", "")
-    (tmp_path / "labels/a.txt").write_text(yolo())
-    for name in ("a.yaml", "b.yml", "compose.yaml"):
-        (tmp_path / name).write_text(f"names: [{name}]\n" if name != "compose.yaml" else "a: [")
-    with raises_message(ValueError, "a.yaml", "b.yml", where=tmp_path, todo="data.yaml"):
-        Yolo.find(tmp_path / "labels")
-    (tmp_path / "data.yaml").write_text("names: [house]\n")
-    reader = Yolo.find(tmp_path / "labels")
-    assert dict(reader.names) == {0: "house"}
-    assert any(str(tmp_path / "data.yaml") in note for note in reader.describe([]).notes)
+    for name, text in (("compose", "a: ["), ("c", "names: [roof]"), ("data", "names: [house]")):
+        (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
+        reader = Yolo.find(tmp_path / "labels")
+        expected_names = {"compose": {}, "c": {0: "roof"}, "data": {0: "house"}}[name]
+        assert dict(reader.names) == expected_names
+        notes = reader.describe([]).notes
+        assert [str(tmp_path / f"{name}.yaml") in note for note in notes] == [True] * (
+            len(expected_names)
+        )

@@ -5,10 +5,9 @@ from pathlib import Path
 from mmseg_ext.images.files import files_below
 
 _CVAT = "of CVAT; there export COCO 1.0 or Segmentation mask 1.1"
-_LABEL_STUDIO = "of Label Studio; there export COCO or, for a brush, Brush labels to PNG"
-_SLICES = "save each slice as PNG or TIFF, as docs/own_dataset.md shows"
+_SLICES = "save each slice as TIFF, as docs/own_dataset.md shows"
 _VIA = "of VIA; there use Annotation > Export Annotations (COCO format)"
-_VIDEO = "a video; save frames, as with ffmpeg -i FILE -vf fps=1 DIR/%05d.png"
+_VIDEO = "a video; save frames, as with ffmpeg -i FILE -r 1 DIR/%05d.png"
 _OF_ENDING = {  # of a file's name
     **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), _VIDEO),
     **dict.fromkeys((".nii", ".nii.gz"), f"NIfTI; {_SLICES}"),
@@ -20,8 +19,11 @@ _OF_PARTS = (  # texts that all are in a file of JSON or XML
     (['"tracks"', '"shapes"'], _CVAT),
     (['"file_attributes"'], _VIA),
     (['"objects"', '"size"', '"tags"'], "of Supervisely; there run the app Export to COCO"),
-    (['"lead_time"'], _LABEL_STUDIO),
-    (['"items"', '"categories"'], "of Datumaro; datum convert -if datumaro -i DIR -f coco -o NEW"),
+    (['"lead_time"'], "of Label Studio; there export COCO"),
+    (
+        ['"items"', '"categories"'],
+        "of Datumaro; datum convert -if datumaro -i DIR -f coco_instances -o NEW",
+    ),
     (['"shapes"', '"imagePath"'], "of labelme; use --labelme DIR"),
     (['"features"'], "GeoJSON; use --geojson DIR"),
     (['"images"', '"categories"'], "of COCO; use --coco FILE"),

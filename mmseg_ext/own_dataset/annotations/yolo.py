@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations.annotation import (
     BACKGROUND,
     Annotation,
@@ -80,18 +79,14 @@ def _check_line(number: int, values: np.ndarray) -> None:
 
 
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the file like `data.yaml` in a folder or up to two above, and its content."""
+    """Return a file with names, such as `data.yaml`, of a folder or two above, and its content."""
     for place in (folder, *folder.absolute().parents[:2]):
-        files = [file for file in place.glob("*.y*ml") if _NAMES.search(file.read_bytes())]
-        if place / "data.yaml" in files:
-            files = [place / "data.yaml"]
-        if len(files) > 1:
-            several = join_names([file.name for file in sorted(files)])
-            raise ValueError(f"{place}: has {several}; save the fitting one as {folder}/data.yaml")
-        for file in files:
+        for file in sorted(place.glob("*.y*ml"), key=lambda file: (file.stem != "data", file)):
+            if not _NAMES.search(file.read_bytes()):
+                continue
             with reading(file):
                 content = yaml.safe_load(file.read_bytes())
                 if "kpt_shape" in content:
-                    raise ValueError("it describes poses; export polygons (YOLO segmentation)")
+                    raise ValueError("it describes poses; export polygons, YOLO segmentation")
             return file, content
     return folder, {}
