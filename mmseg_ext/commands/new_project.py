@@ -40,7 +40,11 @@ scenes; non-commercial use only, which then also holds for your model).
     kinds.add_argument("--masks", type=Path, metavar="DIR", help=f"{folder}, a value per class")
     kinds.add_argument("--coco", type=Path, nargs="+", metavar="FILE", help="polygons or RLE")
     kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
+    kinds.add_argument("--yolo", type=Path, metavar="DIR", help=".txt with polygons, data.yaml")
+    kinds.add_argument("--geojson", type=Path, metavar="DIR", help="polygons, as QuPath exports")
     parser.add_argument("--objects", action="store_true", help="masks have a number per object")
+    missing = "photos without a file of annotations show only background"
+    parser.add_argument("--background-without-annotation", action="store_true", help=missing)
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
     parser.add_argument("--ignore", nargs="+", default=[], help="values, #rrggbb or names")
     parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
@@ -62,6 +66,7 @@ def main(args: argparse.Namespace) -> None:
     _check_flags(args)
     start = starting_weights(args.start)
     reader = _find_annotations(args)
+    reader.missing_is_background = args.background_without_annotation
     shares = args.val, args.test, args.group
     made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
     _print_project(made, args.project)
@@ -91,17 +96,28 @@ def _check_flags(args: argparse.Namespace) -> None:
 def _find_annotations(args: argparse.Namespace) -> "Reader":
     """Return the annotations that one of the flags names."""
     from mmseg_ext.own_dataset.annotations.coco import Coco
+    from mmseg_ext.own_dataset.annotations.geojson import Geojson
     from mmseg_ext.own_dataset.annotations.labelme import Labelme
     from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
+    from mmseg_ext.own_dataset.annotations.yolo import Yolo
 
     if args.objects and not args.masks:
         raise ValueError("--objects: reads masks; give --masks DIR")
+    if args.background_without_annotation and args.masks:
+        raise ValueError(
+            "--background-without-annotation: is for polygons; save a mask of only background for "
+            "each photo without objects"
+        )
     if args.objects:
         return ObjectMasks.find(args.masks)
     if args.masks:
         return Masks.find(args.masks)
     if args.coco:
         return Coco.find(args.coco)
+    if args.yolo:
+        return Yolo.find(args.yolo)
+    if args.geojson:
+        return Geojson.find(args.geojson)
     return Labelme.find(args.labelme)
 
 

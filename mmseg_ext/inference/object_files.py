@@ -46,7 +46,8 @@ class ObjectFiles:
         every = list(itertools.chain.from_iterable(objects.values()))
         if "json" in self.formats:
             file = self.folder / "objects" / name.with_suffix(".geojson")
-            write_text(json.dumps(geojson(every)), file)
+            colors = dict(zip(result.classes, result.palette.tolist(), strict=True))
+            write_text(json.dumps(geojson(every, colors)), file)
         height, width = result.labels.shape
         about = {"file_name": str(image), "width": width, "height": height}
         image_id = len(self.images) + 1

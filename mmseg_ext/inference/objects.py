@@ -4,7 +4,7 @@ Coordinates are pixels from the upper left corner of the image, x before y. The 
 to 1, so its center is at 0.5, and polygons follow the edges of the pixels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -65,18 +65,28 @@ def find_objects(
     return objects
 
 
-def geojson(objects: Iterable[SegmentedObject]) -> dict:
-    """Return a GeoJSON FeatureCollection of polygons, in pixels instead of degrees."""
+def geojson(
+    objects: Iterable[SegmentedObject], colors: Mapping[str, Sequence[int]] | None = None
+) -> dict:
+    """Return a GeoJSON FeatureCollection of polygons, in pixels instead of degrees.
+
+    QuPath opens them as annotations, in the RGB colors of their classes if `colors` has them.
+    """
     features = []
     for found in objects:
         rings = []
         for ring in found.polygon:
             points = ring.tolist()
             rings.append(points + points[:1])  # GeoJSON repeats the first point at the end
+        classification: dict = {"name": found.name}
+        if colors and found.name in colors:
+            classification["color"] = list(colors[found.name])
         features.append(
             {
                 "type": "Feature",
                 "properties": {
+                    "objectType": "annotation",
+                    "classification": classification,
                     "class": found.name,
                     "area": found.area,
                     "box": found.box,

@@ -18,7 +18,8 @@ from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.images.values import IMAGE_SUFFIXES, declared
-from mmseg_ext.own_dataset.annotations.index_map import StoredMap
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.classes import IGNORED
 from mmseg_ext.own_dataset.copies import small_version
@@ -57,7 +58,11 @@ def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
     sizes = [(height, width)]
     if photo.orientation >= 5:  # the sides are exchanged; a mask can have either size
         sizes.append((width, height))
-    found = reader.read(pair.annotation, sizes)
+    if pair.annotation.is_missing:
+        note = ("a photo without an annotation is all background",)
+        found = IndexMap([BACKGROUND], np.zeros(photo.size, np.uint8), note)
+    else:
+        found = reader.read(pair.annotation, sizes)
     return ReadPair(pair, photo, found.store(pair.annotation, file))
 
 

@@ -17,6 +17,7 @@ from mmseg_ext.images.files import files_below
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
+_TEXT_SUFFIXES = (".json", ".geojson", ".txt")
 _MASK = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groundtruth"
 _MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
@@ -56,7 +57,7 @@ def key_of(path: Path) -> Key:
             folders.append(part)
         elif usual[1] and split is None:
             split = usual[1].lower()
-    while path.suffix.lower() in (*MASK_SUFFIXES, ".json"):  # twice in a.jpg.json
+    while path.suffix.lower() in (*MASK_SUFFIXES, *_TEXT_SUFFIXES):  # twice in a.jpg.json
         path = path.with_suffix("")
     return Key(split, "/".join([*folders, path.name]))
 

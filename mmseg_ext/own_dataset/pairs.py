@@ -11,6 +11,7 @@ from pathlib import Path
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.class_masks import problem_of
+from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.matching import (
     Key,
@@ -26,6 +27,8 @@ _NAME_CLASSES = (
     "; if the masks are of one class each, name the class, such as a_leaf.png and a_stem.png or "
     "a_class1.png and a_class2.png, for at least two images"
 )
+_UNCLEAR = "no annotation, or several, or several images have this name"
+_MISSING = "no annotation; if it shows only background, use --background-without-annotation"
 
 
 @dataclass
@@ -57,6 +60,8 @@ def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
 
     annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
     images = keyed_files(folder)
+    if not images:
+        require_no_other(folder)
     found = set(filter(is_source, images))
     masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
     kept = found - masks
@@ -92,20 +97,27 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     fits = match(list(sources.images.values()), _keys(annotations), exact=reader.names_images)
     pairs: list[Pair] = []
     used: set[int] = set()
+    names = {annotation.key.path.name for annotation in annotations}
     first: dict[Key, Path] = {}  # the first image of each split and name
     for (image, key), numbers in zip(sources.images.items(), fits, strict=True):
         used.update(numbers)
-        if not numbers:
-            left_out.append(f"{image}: no annotation, or several, or several images have this name")
+        fitting = [annotations[number] for number in numbers]
+        can_be_missing = reader.has_background and key.path.name not in names
+        is_missing = can_be_missing and not numbers
+        if is_missing and reader.missing_is_background:
+            fitting = [Annotation(key, (image,), is_missing=True)]
+        elif not numbers:
+            left_out.append(f"{image}: {_MISSING if is_missing else _UNCLEAR}")
             continue
-        pair = _make_pair(image, key, [annotations[number] for number in numbers])
+        pair = _make_pair(image, key, fitting)
         place = Key(pair.split or "train", pair.name)
         if place in first:
             left_out.append(f"{image}: {first[place]} has the same name")
             continue
         first[place] = image
         pairs.append(pair)
-    if not pairs:
+    pairs.sort(key=lambda pair: pair.annotation.is_missing)  # a message shows the first pair
+    if not used:
         raise ValueError(_explain_no_pair(sources, annotations, reader, problem))
     _set_splits_in_names(pairs)
     for number, annotation in enumerate(annotations):
@@ -193,6 +205,9 @@ def _explain_no_pair(
     else:
         image, annotation = next(iter(sources.images)), annotations[0]
         reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
+        found = format_of(annotation.path)
+        if found and reader.flag not in found:
+            reason = f"{annotation.path} {found}"
         if reader.can_have_classes and count > count_images and not problem:
             problem = _NAME_CLASSES
     return (

@@ -20,7 +20,7 @@ from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError
 from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.index_map import StoredMap
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, values_of
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, notes_of, values_of
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.classes import IGNORED, update_classes
 from mmseg_ext.own_dataset.conversion import (
@@ -151,11 +151,13 @@ def _read_pairs(
 
 
 def _describe(reader: Reader, read: Sequence[ReadPair], problems: Mapping[Path, str]) -> Legend:
-    """Return what the values mean. If there is only one, a file that cannot be read is a hint."""
+    """Return what the values mean. If there is only one, a problem or a note is a hint."""
     maps: list[StoredMap] = [part.annotation for part in read]
     legend = reader.describe(maps)
-    if problems and len(values_of(maps)) < 2:
-        legend.hint = next(iter(problems.values()))
+    notes = notes_of(maps)
+    if len(values_of(maps)) < 2:
+        legend.hint = next(iter([*problems.values(), *notes]), legend.hint)
+    legend.notes = [*legend.notes, *notes]
     return legend
 
 

@@ -134,6 +134,8 @@ def test_objects_are_measured_and_exported(folder, checkpoint, tmp_path, capsys)
         for found, feature, annotation in zip(expected, features, own, strict=True):
             assert feature["properties"]["area"] == annotation["area"] == found.area
             assert META["classes"][annotation["category_id"] - 1] == found.name
+            color = META["palette"][META["classes"].index(found.name)]
+            assert feature["properties"]["classification"] == dict(name=found.name, color=color)
         for i, name in enumerate(META["classes"]):
             assert float(row[f"{name} share"]) == pytest.approx(
                 (result.labels == i).mean(), abs=1e-6

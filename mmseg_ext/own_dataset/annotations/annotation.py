@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from mmseg_ext.errors import LabelError
+from mmseg_ext.own_dataset.annotations.formats import require_no_other
 from mmseg_ext.own_dataset.matching import Key, keyed_files
 
 BACKGROUND = "background"
@@ -19,6 +21,7 @@ class Annotation(NamedTuple):
     image_name: str = ""  # if a file describes several images
     content: Any = None  # what such a file has about the image
     classes: tuple[str, ...] = ()  # the class of each mask, if each is of one class
+    is_missing: bool = False  # whether all is background; then the image is the path
 
     @property
     def path(self) -> Path:
@@ -28,7 +31,17 @@ class Annotation(NamedTuple):
 
 def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]:
     """Return each file below a folder, or of a pattern, as an annotation; see `keyed_files`."""
-    return [Annotation(key, (path,)) for path, key in keyed_files(folder, suffixes).items()]
+    found = keyed_files(folder, suffixes)
+    if not found:
+        require_no_other(folder)
+    return [Annotation(key, (path,)) for path, key in found.items()]
+
+
+def path_of_name(name: str) -> Path:
+    """Return the path in an image's name, which can be that of Windows or a URL."""
+    if "://" in name:  # https://host/images/a%201.jpg?key=1
+        name = unquote(urlsplit(name).path)
+    return Path(name.replace("\\", "/").lstrip("/"))
 
 
 @contextlib.contextmanager
@@ -47,4 +60,5 @@ def require_size(size: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> Non
     if size in sizes:
         return
     (height, width), (image_height, image_width) = size, sizes[0]
-    raise ValueError(f"it is {width}x{height}, but its image is {image_width}x{image_height}")
+    sizes_differ = f"it is {width}x{height}, but its image is {image_width}x{image_height}"
+    raise ValueError(f"{sizes_differ}; give the image that was annotated")

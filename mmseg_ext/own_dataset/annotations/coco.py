@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
+import numpy as np
+
+from mmseg_ext.own_dataset.annotations.annotation import (
+    BACKGROUND,
+    Annotation,
+    path_of_name,
+    reading,
+)
+from mmseg_ext.own_dataset.annotations.formats import format_of
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
-from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
+from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, draw, label_of, shape_of
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names
 from mmseg_ext.own_dataset.matching import Key, key_of, split_in
 
@@ -29,6 +37,7 @@ class _Image(NamedTuple):
 class Coco(Reader):
     """Images of COCO files."""
 
+    flag = "--coco"
     suffixes = (".json",)
     names_images = True
 
@@ -52,25 +61,25 @@ class Coco(Reader):
                 names.update(dict.fromkeys(map(categories.__getitem__, sorted(categories))))
                 annotations += _annotations(path, content, categories)
             except (KeyError, TypeError, ValueError, RecursionError) as error:
-                reason = error if isinstance(error, ValueError) else repr(error)
-                text = f"{path}: is not a COCO file ({reason}); export polygons or masks as COCO"
-                raise ValueError(text) from error
+                found = format_of(path)
+                if not found:
+                    reason = error if isinstance(error, ValueError) else repr(error)
+                    found = f"is not a COCO file ({reason}); export polygons or masks as COCO"
+                raise ValueError(f"{path}: {found}") from error
         return cls(annotations, categories=list(names))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         image: _Image = annotation.content
         with reading(annotation.path, annotation.image_name):
-            # The files' order means nothing: a house after its windows would cover them.
-            large_first = sorted(image.objects, key=lambda item: -float(item.get("area") or 0))
             shapes = []
-            for item in large_first:
-                label, form = image.categories[item["category_id"]], item["segmentation"]
-                if isinstance(form, list):
-                    shapes.append(Shape(label, polygons=form))
-                else:
+            for item in image.objects:
+                label, form = image.categories[item["category_id"]], item.get("segmentation")
+                if isinstance(form, dict):
                     shapes.append(Shape(label, run_lengths=form))
-            size = int(image.entry["height"]), int(image.entry["width"])
-            return draw(size, shapes, sizes)
+                else:
+                    shapes.append(shape_of(label, _polygons(form or [])))
+            declared = image.entry.get("height"), image.entry.get("width")
+            return draw(Drawing(shapes, declared), sizes)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         return legend_of_names(list(dict.fromkeys([BACKGROUND, *self.categories])))
@@ -88,9 +97,18 @@ def _annotations(
     for entry in content["images"]:
         number = str(entry["id"])
         known.add(number)
-        folder_split, name = key_of(Path(entry["file_name"].replace("\\", "/")))
+        folder_split, name = key_of(path_of_name(entry["file_name"]))
         image = _Image(entry, objects[number], categories)
         key = Key(folder_split or file_split, name)
         yield Annotation(key, (path,), entry["file_name"], image)
     for number in sorted(objects.keys() - known):  # they will be listed as left out
         yield Annotation(Key(file_split, ""), (path,), f"of id {number}")
+
+
+def _polygons(form: list) -> list[list[float]]:
+    """Return polygons as x, y, x, y, ... from one such list, several, or one of points (x, y)."""
+    if form and not isinstance(form[0], list):
+        return [form]
+    if len(form) > 2 and all(len(part) == 2 for part in form):
+        return [np.ravel(form).tolist()]
+    return form

@@ -26,6 +26,7 @@ class StoredMap:
     shape: tuple[int, ...]  # height and width
     dtype: np.dtype
     file: Path
+    notes: Sequence[str]  # see `IndexMap`
 
     def load(self) -> np.ndarray:
         """Return the index of each pixel, (H, W)."""
@@ -39,6 +40,7 @@ class IndexMap:
 
     values: Sequence[Any]  # the value of each index
     indices: np.ndarray  # (H, W)
+    notes: Sequence[str] = ()  # what a user should know; equal ones of all files are counted
 
     def store(self, annotation: Annotation, file: Path) -> StoredMap:
         """Write the indices of an annotation to a file."""
@@ -46,7 +48,7 @@ class IndexMap:
         indices = np.ascontiguousarray(self.indices, dtype)
         counts = np.bincount(indices.ravel(), minlength=len(self.values))
         file.write_bytes(zlib.compress(indices.tobytes(), 1))  # fast, and small enough
-        return StoredMap(annotation, self.values, counts, indices.shape, dtype, file)
+        return StoredMap(annotation, self.values, counts, indices.shape, dtype, file, self.notes)
 
 
 def index_map(values: np.ndarray) -> IndexMap:

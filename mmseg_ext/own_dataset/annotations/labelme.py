@@ -4,54 +4,43 @@ Classes follow the background in the alphabetical order of the labels.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.annotation import (
-    BACKGROUND,
-    Annotation,
-    annotations_below,
-    reading,
-)
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
-from mmseg_ext.own_dataset.annotations.polygons import Shape, draw, label_of
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
+from mmseg_ext.own_dataset.annotations import polygons
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, path_of_name
+from mmseg_ext.own_dataset.annotations.formats import format_of
+from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, ShapeFiles, Size
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
 
 
-class Labelme(Reader):
+class Labelme(ShapeFiles):
     """labelme's files."""
 
+    flag = "--labelme"
     suffixes = (".json",)
     ignored = ("__ignore__",)
 
-    @classmethod
-    def find(cls, folder: Path) -> "Labelme":
-        """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(folder, cls.suffixes))
-
-    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        with reading(annotation.path):
-            content = json.loads(annotation.path.read_bytes())
-            shapes = list(map(_shape, content["shapes"]))
-            size = int(content["imageHeight"]), int(content["imageWidth"])
-            return draw(size, shapes, sizes)
-
-    def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
+    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+        content = json.loads(annotation.path.read_bytes())
+        if "shapes" not in content:
+            raise ValueError(format_of(annotation.path) or "it has no list `shapes`")
+        declared = content.get("imageHeight"), content.get("imageWidth")
+        notes, image_path = [], content.get("imagePath") or annotation.key.name
+        if path_of_name(image_path).stem != PurePath(annotation.key.name).name:
+            notes.append("imagePath differs from the name of the JSON file, which counts")
+        return Drawing(
+            list(map(_shape, content["shapes"])), declared, small_last=False, notes=notes
+        )
 
 
 def _shape(entry: Mapping[str, Any]) -> Shape:
-    """Return a shape of a file.
-
-    Raises:
-        ValueError: for a line or a point.
-    """
-    label = label_of(entry["label"])
+    """Return a shape of a file."""
+    label = polygons.label_of(entry["label"])
     kind = entry.get("shape_type") or "polygon"
     points = np.array(entry["points"], float)
     if kind == "mask":
@@ -64,6 +53,6 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         turn = np.linspace(0, 2 * np.pi, _CIRCLE)[:, None]
         radius = np.hypot(*(on_circle - center))
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
-    elif kind not in ("polygon", "oriented_rectangle"):
-        raise ValueError(f"a {kind}; only polygons, boxes, circles and masks are read")
-    return Shape(label, polygons=[points.ravel().tolist()])
+    elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
+        return polygons.without_area(kind)
+    return polygons.shape_of(label, [points.ravel().tolist()])

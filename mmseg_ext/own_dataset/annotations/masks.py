@@ -51,6 +51,7 @@ class Masks(Reader):
 
     suffixes = MASK_SUFFIXES
     can_have_classes = True
+    has_background = False
 
     @classmethod
     def find(cls, folder: Path) -> "Masks":
@@ -103,6 +104,7 @@ class ObjectMasks(Reader):
 
     suffixes = MASK_SUFFIXES
     class_names = ("background", "object", "border")
+    has_background = False
 
     @classmethod
     def find(cls, folder: Path) -> "ObjectMasks":

@@ -1,20 +1,30 @@
 """Shapes with labels, drawn as an index map: polygons, run lengths and pictures of a shape.
 
-The readers of files with shapes (`coco`, `labelme`) share this. Later shapes cover earlier ones,
-and pixels in no shape are background.
+The readers of files with shapes (`coco`, `labelme`, `yolo`, `geojson`) share this. Later shapes
+cover earlier ones, or small ones large ones, and pixels in no shape are background.
 """
 
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, require_size
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap
+from mmseg_ext.own_dataset.annotations.annotation import (
+    BACKGROUND,
+    Annotation,
+    annotations_below,
+    reading,
+    require_size,
+)
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
+
+Size = tuple[int, int]  # height and width
 
 
 @dataclass
@@ -25,6 +35,42 @@ class Shape:
     polygons: Sequence[Sequence[float]] = ()  # x, y, x, y, ... of each part
     run_lengths: Any = None  # COCO's dictionary with counts
     patch: Mapping[str, Any] | None = None  # labelme's PNG of a part of the image
+    skipped: str = ""  # a note why it is not drawn
+
+
+@dataclass
+class Drawing:
+    """The shapes of an image, and what its file says about it."""
+
+    shapes: Sequence[Shape]
+    declared: tuple[Any, Any] = (None, None)  # height and width, or nothing
+    small_last: bool = True  # small shapes cover large ones, else later ones earlier ones
+    notes: Sequence[str] = ()
+
+
+@dataclass
+class ShapeFiles(Reader):
+    """Files with the shapes of an image each."""
+
+    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
+
+    @classmethod
+    def find(cls, folder: Path) -> "ShapeFiles":
+        """Return the files below a folder, or of a pattern; see `keyed_files`."""
+        return cls(annotations_below(folder, cls.suffixes))
+
+    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+        """Return the shapes in a file, whose image has `size`."""
+        raise NotImplementedError
+
+    def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
+        with reading(annotation.path):
+            return draw(self.parse(annotation, sizes[0]), sizes)
+
+    def describe(self, maps: Sequence[StoredMap]) -> Legend:
+        legend = legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
+        legend.colors = {text: self.colors[text] for text in legend.texts if text in self.colors}
+        return legend
 
 
 def label_of(name: Any) -> str:
@@ -32,17 +78,31 @@ def label_of(name: Any) -> str:
     return BACKGROUND if name == "_background_" else str(name)
 
 
-def draw(
-    size: tuple[int, int], shapes: Sequence[Shape], image_sizes: Sequence[tuple[int, int]]
-) -> IndexMap:
-    """Return shapes on an image of `size` (height, width); it must be in `image_sizes`.
+def without_area(kind: str) -> Shape:
+    """Return a shape that is only counted, such as a point."""
+    return Shape("", skipped=f"a {kind} has no area and is not drawn")
+
+
+def shape_of(label: str, polygons: Sequence[Sequence[float]]) -> Shape:
+    """Return polygons with a label, which can be empty or have too few points."""
+    polygons = [polygon for polygon in polygons if len(polygon)]
+    if polygons and max(map(len, polygons)) < 6:  # three points
+        return without_area("polygon of less than three points")
+    return Shape(label, polygons)
+
+
+def draw(drawing: Drawing, image_sizes: Sequence[Size]) -> IndexMap:
+    """Return shapes on an image; its size is one of `image_sizes`, of which the first is upright.
 
     The values are the labels, also of shapes that others cover.
 
     Raises:
         ValueError: for another size, and for a shape without pixels that can be drawn.
     """
-    require_size(size, image_sizes)  # before an array of this size exists
+    size = _size_of(drawing, image_sizes)
+    shapes = [shape for shape in drawing.shapes if not shape.skipped]
+    if drawing.small_last:  # the order means nothing: a house after its windows would cover them
+        shapes.sort(key=lambda shape: _area(shape, size), reverse=True)
     labels = {BACKGROUND: 0}
     indices = np.zeros(size, np.min_scalar_type(len(shapes)))
     for shape in shapes:
@@ -51,16 +111,58 @@ def draw(
             indices[_patch_pixels(shape.patch, size)] = index
         elif shape.run_lengths is not None:
             indices[_run_pixels(shape.run_lengths, size)] = index
-        elif any(len(polygon) >= 6 for polygon in shape.polygons):  # three points
+        elif shape.polygons:
             for polygon in shape.polygons:
                 rows, inside = _fill(np.array(polygon, float).reshape(-1, 2), size)
                 indices[rows][inside] = index
         else:
             raise ValueError(f"a {shape.label} has no polygon, as in a file for boxes")
-    return IndexMap(list(labels), indices)
+    notes = [*drawing.notes, *filter(None, [shape.skipped for shape in drawing.shapes])]
+    if size != image_sizes[0]:
+        notes.append("shapes in a photo of the size before its EXIF rotation are rotated with it")
+    if len(labels) > 1 and not indices.any():
+        notes.append("no shape covers a pixel of its photo: are the coordinates its pixels?")
+    return IndexMap(list(labels), indices, notes)
 
 
-def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]:
+def _size_of(drawing: Drawing, image_sizes: Sequence[Size]) -> Size:
+    """Return the size that the coordinates of shapes belong to.
+
+    It is the declared one, if there is one, unless shapes reach over it, but not over the image.
+    """
+    sizes, (height, width) = list(image_sizes), drawing.declared
+    if height and width:
+        sizes.insert(0, (int(height), int(width)))
+    size = sizes[0]
+    for candidate in reversed(sizes):
+        if all(_fits(shape, candidate) for shape in drawing.shapes):
+            size = candidate
+    require_size(size, image_sizes)  # before an array of this size exists
+    return size
+
+
+def _fits(shape: Shape, size: Size) -> bool:
+    """Return whether no part of a shape is more than a pixel outside an image."""
+    if shape.run_lengths is not None:
+        return tuple(shape.run_lengths.get("size", size)) == size
+    for polygon in shape.polygons:
+        if max(polygon[::2]) > size[1] + 1 or max(polygon[1::2]) > size[0] + 1:
+            return False
+    return True
+
+
+def _area(shape: Shape, size: Size) -> float:
+    """Return the pixels of run lengths, or the area of polygons by the shoelace formula."""
+    if shape.run_lengths is not None:
+        return float(_run_pixels(shape.run_lengths, size).sum())
+    area = 0.0
+    for polygon in shape.polygons:
+        x, y = np.array(polygon, float).reshape(-1, 2).T
+        area += abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
+    return area
+
+
+def _fill(points: np.ndarray, size: Size) -> tuple[slice, np.ndarray]:
     """Return the rows that a polygon (N, 2) of x, y covers, and its pixels (rows, W) in them.
 
     A pixel counts if its center is inside, by the even-odd rule. OpenCV's fillPoly also draws the
@@ -84,7 +186,7 @@ def _fill(points: np.ndarray, size: tuple[int, int]) -> tuple[slice, np.ndarray]
     return slice(top, bottom), inside
 
 
-def _patch_pixels(patch: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
+def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
     """Return the pixels (H, W) of labelme's PNG, which can reach over the border."""
     height, width = size
     canvas = Image.new("L", (width, height))
@@ -94,7 +196,7 @@ def _patch_pixels(patch: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray
     return np.array(canvas) > 0
 
 
-def _run_pixels(run_lengths: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
+def _run_pixels(run_lengths: Mapping[str, Any], size: Size) -> np.ndarray:
     """Return the pixels (H, W) of COCO's run lengths, which go down the columns."""
     counts = run_lengths["counts"]
     require_size(tuple(run_lengths.get("size", size)), [size])  # before such an array exists

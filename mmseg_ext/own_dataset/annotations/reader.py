@@ -6,6 +6,7 @@ labels are in alphabetical order. Therefore `describe` returns the texts of all 
 last one is read. The classes of a project are chosen from these texts.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -37,12 +38,15 @@ class Reader:
 
     annotations: Sequence[Annotation]  # all that were found
     is_pattern: bool = False  # whether a pattern chose them
+    missing_is_background: bool = False  # whether images without an annotation are background
 
+    flag: ClassVar[str] = "--masks"  # of the command
     suffixes: ClassVar[Sequence[str]] = ()  # of the files
     class_names: ClassVar[Sequence[str] | None] = None  # if the user gives none
     ignored: ClassVar[Sequence[str]] = ()  # texts that are ignored in any case
     names_images: ClassVar[bool] = False  # whether a file has the complete names of its images
     can_have_classes: ClassVar[bool] = False  # whether several files can be of one class each
+    has_background: ClassVar[bool] = True  # whether a pixel without annotation is background
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.
@@ -55,6 +59,21 @@ class Reader:
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         """Return the meaning of the values of all index maps."""
         raise NotImplementedError
+
+
+def notes_of(maps: Sequence[StoredMap]) -> list[str]:
+    """Return a line for each different note of the index maps, with its number."""
+    count: Counter[str] = Counter()
+    first: dict[str, Any] = {}
+    for part in maps:
+        count.update(part.notes)
+        for note in part.notes:
+            first.setdefault(note, part.annotation)
+    lines = []
+    for note, times in count.items():
+        where = f"{first[note].path} {first[note].image_name}".rstrip()
+        lines.append(f"{note} ({times} in all, the first in {where})")
+    return lines
 
 
 def values_of(maps: Sequence[StoredMap]) -> set[Any]:

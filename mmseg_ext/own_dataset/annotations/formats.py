@@ -1,0 +1,50 @@
+"""Formats that are not read: how to tell them, and what to do instead."""
+
+from pathlib import Path
+
+from mmseg_ext.images.files import files_below
+
+_CVAT = "of CVAT; there export COCO 1.0 or Segmentation mask 1.1"
+_SLICES = "save each slice as TIFF, as docs/own_dataset.md shows"
+_VIA = "of VIA; there use Annotation > Export Annotations (COCO format)"
+_VIDEO = "a video; save frames, as with ffmpeg -i FILE -r 1 DIR/%05d.png"
+_OF_ENDING = {  # of a file's name
+    **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), _VIDEO),
+    **dict.fromkeys((".nii", ".nii.gz"), f"NIfTI; {_SLICES}"),
+    **dict.fromkeys((".dcm", ".dicom"), f"DICOM; {_SLICES}"),
+    ".txt": "text, perhaps of YOLO; for polygons use --yolo DIR",
+}
+_OF_PARTS = (  # texts that all are in a file of JSON or XML
+    (["<annotations>"], _CVAT),
+    (['"tracks"', '"shapes"'], _CVAT),
+    (['"file_attributes"'], _VIA),
+    (['"objects"', '"size"', '"tags"'], "of Supervisely; there run the app Export to COCO"),
+    (['"lead_time"'], "of Label Studio; there export COCO"),
+    (
+        ['"items"', '"categories"'],
+        "of Datumaro; datum convert -if datumaro -i DIR -f coco_instances -o NEW",
+    ),
+    (['"shapes"', '"imagePath"'], "of labelme; use --labelme DIR"),
+    (['"features"'], "GeoJSON; use --geojson DIR"),
+    (['"images"', '"categories"'], "of COCO; use --coco FILE"),
+)
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file that cannot be read, and the next step; nothing if unknown."""
+    for ending, format_and_step in _OF_ENDING.items():
+        if path.name.lower().endswith(ending):
+            return f"is {format_and_step}"
+    if path.suffix.lower() in (".json", ".geojson", ".xml"):
+        text = path.read_text(errors="replace")
+        for parts, format_and_step in _OF_PARTS:
+            if all(part in text for part in parts):
+                return f"is {format_and_step}"
+    return ""
+
+
+def require_no_other(folder: Path) -> None:
+    """Raise ValueError if a folder without the expected files has files of another format."""
+    for path in files_below(folder):
+        if found := format_of(path):
+            raise ValueError(f"{path}: {found}")

@@ -1,0 +1,445 @@
+"""Files with shapes: what their pixels say counts, not a field that can be wrong."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmseg_ext.errors import LabelError
+from mmseg_ext.inference.objects import find_objects, geojson
+from mmseg_ext.own_dataset.annotations.coco import Coco
+from mmseg_ext.own_dataset.annotations.geojson import Geojson
+from mmseg_ext.own_dataset.annotations.labelme import Labelme
+from mmseg_ext.own_dataset.annotations.yolo import Yolo
+from tests.datasets.trees import random_image, save
+from tests.messages import check_message, lines_with, raises_message
+from tests.own_dataset.test_project import label_maps, run
+
+SIZE = (30, 40)  # height and width
+NAMES = ["house", "window", "door"]
+OBJECTS = [(1, (12, 8, 18, 14)), (0, (5, 3, 35, 25)), (2, (20, 15, 26, 27))]  # small, large, medium
+
+
+@pytest.fixture(autouse=True)
+def _no_picture(monkeypatch):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+
+
+def expected() -> np.ndarray:
+    label = np.zeros(SIZE, np.uint8)
+    for kind, (left, top, right, bottom) in [OBJECTS[1], OBJECTS[2], OBJECTS[0]]:
+        label[top:bottom, left:right] = kind + 1
+    return label
+
+
+def corners(box) -> list[list[int]]:
+    left, top, right, bottom = box
+    return [[left, top], [right, top], [right, bottom], [left, bottom]]
+
+
+def flat(box) -> list[int]:
+    return np.ravel(corners(box)).tolist()
+
+
+def lengths(box) -> dict:
+    left, top, right, bottom = box
+    mask = np.zeros(SIZE, int)
+    mask[top:bottom, left:right] = 1
+    starts = [0, *np.flatnonzero(np.diff(mask.ravel("F"), prepend=0)), mask.size]
+    return dict(size=[*SIZE], counts=np.diff(starts).tolist())
+
+
+def write_json(path: Path, content) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def coco(file_name="a.jpg", form=lambda box: [flat(box)], image=None, **fields) -> dict:
+    """Return the objects as a COCO file of an image."""
+    entry = dict(height=SIZE[0], width=SIZE[1]) if image is None else image
+    objects = []
+    for kind, box in OBJECTS:
+        objects.append(dict(image_id=1, category_id=kind, segmentation=form(box), **fields))
+    return dict(
+        images=[dict(id=1, file_name=file_name, **entry)],
+        annotations=objects,
+        categories=[dict(id=i, name=name) for i, name in enumerate(NAMES)],
+    )
+
+
+def labelme(**fields) -> dict:
+    shapes = [dict(label=NAMES[kind], points=corners(box)) for kind, box in OBJECTS]
+    large_first = [shapes[1], shapes[2], shapes[0]]
+    return dict(imageHeight=SIZE[0], imageWidth=SIZE[1], shapes=large_first) | fields
+
+
+def yolo(objects=OBJECTS) -> str:
+    lines = []
+    for kind, box in objects:
+        shares = np.array(corners(box)) / SIZE[::-1]
+        lines.append(" ".join(map(str, [kind, *shares.ravel().tolist()])))
+    return "\n".join(lines)
+
+
+def feature(name, *rings, kind="Polygon", **properties) -> dict:
+    closed = [[*ring, ring[0]] for ring in rings]
+    if name:
+        properties["classification"] = dict(name=name, color=[200, 10, NAMES.index(name)])
+    properties["objectType"] = "annotation"
+    return dict(type="Feature", geometry=dict(type=kind, coordinates=closed), properties=properties)
+
+
+def read(reader, sizes=(SIZE,)):
+    """Return the numbers of the classes in a reader's only annotation, and the notes on it."""
+    (annotation,) = reader.annotations
+    found = reader.read(annotation, sizes)
+    stored = found.store(annotation, Path(annotation.path).with_name("stored"))
+    legend = reader.describe([stored])
+    numbers = {text: number for number, text in legend.labels.items()}
+    table = np.array([numbers[legend.texts[value]] for value in found.values])
+    return table[found.indices], list(found.notes)
+
+
+WRONG_AREAS = {"none": {}, "zero": dict(area=0), "image": dict(area=1200), "text": dict(area="?")}
+
+
+@pytest.mark.parametrize("form", [lambda box: [flat(box)], flat, corners, lengths])
+@pytest.mark.parametrize("area", WRONG_AREAS)
+def test_small_objects_of_coco_cover_large_ones(area, form, tmp_path):
+    """By their shapes: an area can be missing or wrong, and a list can be flat or of points."""
+    path = write_json(tmp_path / "a.json", coco(form=form, **WRONG_AREAS[area]))
+    label, notes = read(Coco.find([path]))
+    assert np.array_equal(label, expected()) and not notes
+
+
+def test_crowds_are_objects(tmp_path):
+    """A segmentation's form counts, not `iscrowd`, which says that there are several objects."""
+    for crowd, form in ((1, flat), (0, lengths), (1, lengths)):
+        path = write_json(tmp_path / "a.json", coco(form=form, iscrowd=crowd))
+        assert np.array_equal(read(Coco.find([path]))[0], expected())
+
+
+@pytest.mark.parametrize("image", [{}, dict(height=0, width=0), dict(height=40, width=30)])
+def test_a_wrong_size_in_a_file(image, tmp_path):
+    """None, or one that the shapes contradict: sides that are exchanged."""
+    path = write_json(tmp_path / "a.json", coco(image=image))
+    assert np.array_equal(read(Coco.find([path]))[0], expected())
+    sides = dict(imageHeight=image.get("height"), imageWidth=image.get("width"))
+    write_json(tmp_path / "x/a.json", labelme(**sides))
+    assert np.array_equal(read(Labelme.find(tmp_path / "x"))[0], np.array([0, 2, 3, 1])[expected()])
+
+
+@pytest.mark.parametrize("size", [(60, 80), (15, 20)])
+def test_an_image_of_another_size_is_left_out(size, tmp_path):
+    """Nobody can tell whether the shapes belong to it."""
+    path = write_json(tmp_path / "a.json", coco())
+    with raises_message(LabelError, "40x30", f"{size[1]}x{size[0]}", where=path, todo=True):
+        read(Coco.find([path]), [size])
+
+
+@pytest.mark.parametrize("declared", [(30, 40), (40, 30), ("", "")])
+def test_shapes_of_a_turned_photo(declared, tmp_path):
+    """The size tells whether they are upright, unless they reach over it."""
+    turned = 30, 40
+    upright = 40, 30
+    path = write_json(
+        tmp_path / "a.json", coco(image=dict(zip(("height", "width"), declared, strict=True)))
+    )
+    label, notes = read(Coco.find([path]), [upright, turned])
+    assert np.array_equal(label, expected())  # 35 pixels wide, so it is the turned photo
+    assert len(notes) == 1
+    low = write_json(tmp_path / "a.json", labelme(shapes=[], imageHeight=40, imageWidth=30))
+    label, notes = read(Labelme.find(low.parent), [upright, turned])
+    assert label.shape == upright and not notes
+
+
+FILE_NAMES = [
+    "images/a 1.jpg",
+    "images\\a 1.jpg",
+    "C:\\photos\\a 1.jpg",
+    "/home/me/a 1.jpg",
+    "./a 1.jpg",
+    "https://host/bucket/images/a%201.jpg?key=c.jpg",
+    "s3://bucket/a%201.jpg",
+]
+
+
+@pytest.mark.parametrize("file_name", FILE_NAMES)
+def test_file_names_with_paths(file_name, tmp_path, capsys):
+    for name in ("a 1.jpg", "b.jpg"):
+        save(tmp_path / "images" / name, random_image(np.random.RandomState(len(name)), (40, 30)))
+    content = coco(file_name)
+    other = coco(re.sub("a( |%20)1", "b", file_name))
+    content["images"] += [dict(other["images"][0], id=2)]
+    content["annotations"] += [dict(item, image_id=2) for item in other["annotations"]]
+    path = write_json(tmp_path / "a.json", content)
+    assert run(tmp_path, "--coco", str(path)) == 0
+    assert "left out" not in capsys.readouterr().out
+    found = label_maps(tmp_path).values()
+    assert len(found) == 2 and all(np.array_equal(label, expected()) for label in found)
+
+
+@pytest.mark.parametrize(
+    ("image_path", "noted"),
+    [
+        ("a.jpg", 0),
+        ("..\\images\\a.jpg", 0),
+        ("https://host/a.jpg?k=1", 0),
+        (None, 0),
+        ("b.jpg", 1),
+    ],
+)
+def test_the_name_of_a_labelme_file_counts(image_path, noted, tmp_path):
+    write_json(tmp_path / "a.json", labelme(imagePath=image_path))
+    label, notes = read(Labelme.find(tmp_path))
+    assert label.any() and len(notes) == noted
+    for note in notes:
+        check_message(note, where="imagePath")
+
+
+def test_shapes_without_an_area_are_skipped_and_counted(tmp_path, capsys):
+    """Also polygons of two points; the photo keeps its other shapes."""
+    save_photos(tmp_path, "abc")
+    content = labelme()
+    kinds = dict(point=1, line=2, linestrip=4, points=3, polygon=2)
+    for kind, count in kinds.items():
+        shape = dict(
+            label="scratch", shape_type=kind, points=[[9, 9], [9, 1], [7, 7], [8, 3]][:count]
+        )
+        content["shapes"] += [shape, shape]
+    for name in "abc":
+        write_json(tmp_path / f"masks/{name}.json", content)
+    assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
+    out = capsys.readouterr().out
+    assert "left out" not in out and "scratch" not in out
+    for kind in kinds:
+        (line,) = lines_with(out, "note", f"a {kind}", 6)
+        assert "a.json" in line
+    for label in label_maps(tmp_path).values():
+        assert np.array_equal(label, np.array([0, 2, 3, 1])[expected()])  # alphabetical
+
+
+def save_photos(folder: Path, names) -> None:
+    for i, name in enumerate(names):
+        save(folder / f"images/{name}.jpg", random_image(np.random.RandomState(i), SIZE[::-1]))
+
+
+def test_shapes_elsewhere_are_a_note(tmp_path):
+    """As with the coordinates of a map, or those of a part of the image."""
+    write_json(tmp_path / "a.json", [feature("house", corners((500, 700, 800, 900)))])
+    label, notes = read(Geojson.find(tmp_path))
+    assert not label.any() and len(notes) == 1
+
+
+YOLO_LAYOUTS = {  # the folders of images and labels, --images, --yolo, the yaml
+    "Ultralytics": ("images/{}", "labels/{}", "images", "labels", "data.yaml"),
+    "Roboflow": ("{}/images", "{}/labels", ".", ".", "data.yaml"),
+    "one folder": ("all/{}", "all/{}", "all", "all", "dataset.yml"),
+    "above": ("data/images/{}", "data/labels/{}", "data/images", "data/labels", "coco8.yaml"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"), list(zip(YOLO_LAYOUTS, ["list", "dict", "none", "list"], strict=True))
+)
+def test_yolo(layout, names, tmp_path, capsys):
+    """Also a photo without objects, with an empty file."""
+    images, labels, photos, annotations, yaml = YOLO_LAYOUTS[layout]
+    for i, split in enumerate(("train", "train", "train", "val")):
+        image = tmp_path / images.format(split) / f"a.b_{i}.jpg"
+        save(image, random_image(np.random.RandomState(i), SIZE[::-1]))
+        label = tmp_path / labels.format(split) / f"a.b_{i}.txt"
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text(yolo() if i else "\n")
+    given = {"list": "[house, window, door, roof]", "dict": "{2: door, 0: house, 1: window}"}
+    if names != "none":
+        (tmp_path / yaml).write_text(f"path: elsewhere\ntrain: x\nnames: {given[names]}\n")
+    flags = ["--images", str(tmp_path / photos), "--yolo", str(tmp_path / annotations)]
+    assert run(tmp_path, *flags) == 0
+    out = capsys.readouterr().out
+    assert "left out" not in out
+    expected_names = {"list": [*NAMES, "roof"], "dict": NAMES, "none": ["0", "1", "2"]}[names]
+    classes = json.loads((tmp_path / "project/data/classes.json").read_text())["classes"]
+    assert classes == ["background", *expected_names]
+    found = label_maps(tmp_path)
+    assert {name.partition("/")[0] for name in found} == {"train", "val"} and len(found) == 4
+    for name, label in found.items():
+        assert np.array_equal(label, expected() * (name[-1] != "0"))
+
+
+BAD_LINES = {
+    "0 0.5 0.5 0.2 0.2": (2, "box", 5),
+    "0 0.5 0.5 0.2 0.2 0.1 0.1 0.9": (2, 8),
+    "0 12 8 18 8 18 14": (2, "pixels"),
+    "house 0.1 0.1 0.2 0.2 0.1 0.3": ("house",),
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_lines_that_are_no_polygons_of_yolo(line, tmp_path):
+    (tmp_path / "a.txt").write_text(f"{yolo(OBJECTS[:1])}\n{line}\n")
+    with raises_message(LabelError, *BAD_LINES[line], where=tmp_path / "a.txt"):
+        read(Yolo.find(tmp_path))
+
+
+def test_poses_of_yolo_are_no_polygons(tmp_path):
+    (tmp_path / "a.txt").write_text(yolo())
+    (tmp_path / "data.yaml").write_text("kpt_shape: [3, 2]\nnames: [person]\n")
+    with raises_message(LabelError, "poses", where=tmp_path / "data.yaml", todo=True):
+        Yolo.find(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["collection", "list"])
+def test_geojson_of_qupath(kind, tmp_path):
+    """Holes stay free, parts belong together, and what has no area or no class is counted."""
+    house = corners(OBJECTS[1][1])
+    hole = corners((10, 6, 30, 20))
+    features = [
+        feature("window", corners(OBJECTS[0][1])),
+        feature("house", house, hole, corners((31, 4, 34, 6))[::-1]),
+        feature("", corners((0, 0, 40, 30))),
+        feature("door", corners((0, 0, 2, 2))),
+        feature("window", [3, 3]),
+    ]
+    parts = [[[*ring, ring[0]]] for ring in map(corners, ((20, 15, 26, 19), (36, 2, 39, 9)))]
+    features[3]["geometry"] = dict(type="MultiPolygon", coordinates=parts)
+    features[4]["geometry"] = dict(type="Point", coordinates=[3, 3])
+    content = dict(type="FeatureCollection", features=features) if kind != "list" else features
+    path = write_json(tmp_path / "a.geojson", content)
+    reader = Geojson.find(tmp_path)
+    found = reader.read(reader.annotations[0], [SIZE])
+    wanted = np.zeros(SIZE, int)
+    wanted[3:25, 5:35], wanted[6:20, 10:30], wanted[4:6, 31:34] = 1, 0, 0
+    wanted[8:14, 12:18], wanted[15:19, 20:26], wanted[2:9, 36:39] = 2, 3, 3
+    labels = np.array(["background", "house", "window", "door"])
+    assert np.array_equal(np.array(found.values)[found.indices], labels[wanted])
+    assert sorted("Point" in note for note in found.notes) == [False, True]
+    legend = reader.describe([found.store(reader.annotations[0], path.with_name("stored"))])
+    assert legend.colors == {name: [200, 10, i] for i, name in enumerate(NAMES)}
+
+
+def test_objects_of_image_demo_are_read_again(tmp_path):
+    """With holes; QuPath finds their class and color."""
+    label = (np.random.RandomState(0).rand(*SIZE) < 0.7).astype(np.uint8)
+    content = geojson(find_objects(label, 1, "house"), {"house": [1, 2, 3]})
+    for found in content["features"]:
+        assert found["properties"]["objectType"] == "annotation"
+        assert found["properties"]["classification"] == dict(name="house", color=[1, 2, 3])
+    write_json(tmp_path / "a.geojson", content)
+    reader = Geojson.find(tmp_path)
+    assert np.array_equal(read(reader)[0], label) and reader.colors == {"house": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("kind", ["labelme", "yolo", "geojson", "coco"])
+def test_photos_without_an_annotation(kind, tmp_path, capsys):
+    """They are left out, with the flag that makes them background."""
+    save_photos(tmp_path, "abcd")
+    for name in "abc":
+        folder = tmp_path / "masks"
+        if kind == "yolo":
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.txt").write_text(yolo())
+        elif kind == "labelme":
+            write_json(folder / f"{name}.json", labelme())
+        elif kind == "geojson":
+            features = [feature(NAMES[i], corners(box)) for i, box in OBJECTS]
+            write_json(folder / f"{name}.geojson", features)
+        else:
+            write_json(folder / f"{name}.json", coco(f"{name}.jpg"))
+    source = sorted(map(str, folder.glob("*"))) if kind == "coco" else [str(folder)]
+    flags = [f"--{kind}", *source]
+    assert run(tmp_path, *flags) == 0
+    assert len(label_maps(tmp_path)) == 3
+    assert lines_with(capsys.readouterr().out, "d.jpg", "--background-without-annotation")
+    assert run(tmp_path, *flags, "--background-without-annotation") == 0
+    out = capsys.readouterr().out
+    assert "left out" not in out and lines_with(out, "note", 1, "d.jpg")
+    found = {name[-1]: label for name, label in label_maps(tmp_path).items()}
+    assert not found["d"].any() and all(found[name].any() for name in "abc")
+
+
+def test_masks_are_not_missing_as_background(tmp_path, capsys):
+    save_photos(tmp_path, "ab")
+    save(tmp_path / "masks/a.png", expected())
+    assert run(tmp_path, "--background-without-annotation") == 1
+    check_message(capsys.readouterr().err.partition(": ")[2], where="--background", todo=True)
+
+
+OTHERS = [  # the content of files of other formats, and a part of the line
+    ({"_via_img_metadata": {"a": {"regions": [], "file_attributes": {}}}}, "VIA"),
+    ({"a.jpg9": {"filename": "a.jpg", "regions": [], "file_attributes": {}}}, "VIA"),
+    ({"description": "", "tags": [], "size": {}, "objects": []}, "Supervisely"),
+    ([{"id": 1, "annotations": [{"lead_time": 1, "result": []}], "data": {}}], "Label Studio"),
+    ({"info": {}, "categories": {}, "items": []}, "Datumaro"),
+    ([{"version": 0, "tags": [], "shapes": [], "tracks": []}], "CVAT"),
+    ({"type": "FeatureCollection", "features": []}, "--geojson"),
+    ({"shapes": [], "imagePath": "a.jpg"}, "--labelme"),
+    ({"images": [], "annotations": [], "categories": []}, "--coco"),
+]
+
+
+FLAGS = ["--coco", "--labelme", "--geojson", "--masks", "--yolo"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "name"),
+    [(flag, *other) for flag in FLAGS for other in OTHERS if flag != other[1]],
+)
+def test_json_of_other_formats(flag, content, name, tmp_path, capsys):
+    save_photos(tmp_path, "ab")
+    file = write_json(tmp_path / "masks/a.json", content)
+    assert run(tmp_path, flag, str(file if flag == "--coco" else file.parent)) == 1
+    error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+    check_message(error, name, where=file, todo=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a.mp4", "video"),
+        ("a.nii", "NIfTI"),
+        ("a.nii.gz", "NIfTI"),
+        ("a.dcm", "DICOM"),
+        ("a.txt", "--yolo"),
+        ("a.xml", "CVAT"),
+    ],
+)
+@pytest.mark.parametrize("side", ["images", "masks"])
+def test_files_of_other_formats(side, name, found, tmp_path, capsys):
+    save_photos(tmp_path, "ab")
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / name).write_text("<?xml?>\n<annotations>\n<version>1.1</version>\n</annotations>")
+    save(tmp_path / "masks/a.png", expected())
+    other = {"images": "masks", "masks": "images"}[side]
+    flags = [f"--{side}", str(folder), f"--{other}", str(tmp_path / other)]
+    assert run(tmp_path, *flags) == 1
+    error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+    check_message(error, found, where=folder / name, todo=True)
+
+
+@pytest.mark.parametrize("flag", ["--labelme", "--yolo", "--geojson"])
+def test_files_of_other_photos_are_compared(flag, tmp_path, capsys):
+    save_photos(tmp_path, "ab")
+    name = "x.txt" if flag == "--yolo" else "x.json"
+    write_json(tmp_path / "masks" / name, labelme() if flag == "--labelme" else {"features": []})
+    assert run(tmp_path, flag, str(tmp_path / "masks")) == 1
+    error = capsys.readouterr().err
+    check_message(error, tmp_path / "images/a.jpg", tmp_path / "masks" / name, todo="rename")
+
+
+def test_names_of_several_yolo_files(tmp_path):
+    """`data.yaml` counts first; a note says where the names are from."""
+    write_json(tmp_path / "labels/a.txt", "")
+    for name, text in (("compose", "a: ["), ("c", "names: [roof]"), ("data", "names: [house]")):
+        (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
+        reader = Yolo.find(tmp_path / "labels")
+        expected_names = {"compose": {}, "c": {0: "roof"}, "data": {0: "house"}}[name]
+        assert dict(reader.names) == expected_names
+        notes = reader.describe([]).notes
+        assert [str(tmp_path / f"{name}.yaml") in note for note in notes] == [True] * (
+            len(expected_names)
+        )
