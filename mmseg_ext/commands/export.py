@@ -13,7 +13,8 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     model_flags(parser)
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the test's window or scale)")
+    shape = "H [W] (default: the test's window or scale)"
+    parser.add_argument("--shape", type=int, nargs="+", help=shape)
     parser.add_argument("--images", type=Path, help="image or folder, to compare real images, too")
     parser.add_argument("--out", type=Path, help="output file (default: the config's name)")
     return parser

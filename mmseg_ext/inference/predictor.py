@@ -34,7 +34,7 @@ from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
-from mmseg_ext.inference.scale import blank_image, other_scale, scaled_like, small_tile
+from mmseg_ext.inference.scale import blank_image, other_scale, other_views, scaled_like, small_tile
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
@@ -338,11 +338,23 @@ class Predictor:
                 with _resizing({"img_path": data["img_path"], "img": part}):
                     sample = transform({**data, **shape, "img": part})
                 if result is None:
-                    seen = sample["inputs"][0].shape[-1]  # of the first view, or of the image
-                    result = self._empty_result(pixels, part.shape[1] / seen)
+                    result = self._empty_result(pixels, self._reduction(data, part, sample))
                 corner = (rows[0], columns[0])
                 kept = (slice(*kept_rows), slice(*kept_columns))
                 yield _Tile(sample, corner, kept, result, last=i == len(windows))
+
+    def _reduction(self, data: dict, part: np.ndarray, sample: dict) -> float:
+        """Return the width of a tile per width of the network's input, of the first view if any.
+
+        Warn once if no view is near the scale of the test.
+        """
+        inputs = sample["inputs"]
+        if isinstance(inputs, list):
+            views = [view.shape[-1] / part.shape[1] for view in inputs]
+            like = blank_image(data, self._sides if self.tile else None)
+            self._note(other_views(self._scaling, like, views), "views")
+            return 1 / views[0]
+        return part.shape[1] / inputs.shape[-1]
 
     def _empty_result(self, pixels: np.ndarray, reduction: float) -> Segmentation:
         """Return the result of an image, with arrays that its tiles fill."""

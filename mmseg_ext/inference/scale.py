@@ -1,8 +1,8 @@
 """How a test pipeline scales images.
 
-`Resize` fits an image of any size into a scale, such as 512x512. A tile alone would be fitted, too,
-and the network would see it at another scale than its image. Here tiles get the factor of their
-image, and images get the factor of the training if their size is none of the training images'.
+`Resize` fits an image of any size into a scale, such as 512x512. It would fit a tile, too, and the
+network would see the tile at another scale than its image. Here tiles get the factors of their
+image, or of the nearest training image if no training image was as long or as short.
 """
 
 import math
@@ -15,17 +15,15 @@ from mmseg.registry import TRANSFORMS
 from mmseg_ext.engine.config import type_name
 
 Sides = Sequence[int]  # the shortest and the longest long side of the training images
-STOCK = ("mmcv", "mmseg", "mmseg_ext")  # only `Resize...` of these packages scales images
-# An image is at another scale than training if the factors differ more than this. Training itself
-# varies them by 1.25.
+# Factors that differ more are another scale than training, which varies sizes by 1.25 itself.
 MOST = 1.5
 
 
 def blank_image(sample: dict, sides: Sides | None = None) -> dict:
-    """Return a sample with zeros for its image, which need no memory until they are written.
+    """Return a sample with zeros for its image, as large as the image.
 
-    With `sides` an image that is larger or smaller than the training images gets the nearest of
-    their sizes; it keeps its proportions.
+    With `sides`, an image that is longer or shorter than the training images gets the nearest of
+    their long sides, in its own proportions.
     """
     image = sample["img"]
     long = max(image.shape[:2])
@@ -36,7 +34,12 @@ def blank_image(sample: dict, sides: Sides | None = None) -> dict:
 
 
 def scale_factors(pipeline: Sequence[dict], sample: dict) -> tuple[float, float]:
-    """Return (width, height) of the network's input divided by those of the sample's image."""
+    """Return width and height of the network's input, divided by the sizes of the sample's image.
+
+    Args:
+        pipeline: transforms after the loader.
+        sample: what the loader returns.
+    """
     height, width = sample["img"].shape[:2]
     for settings in pipeline:
         sample = _measured(settings, sample)
@@ -47,32 +50,31 @@ def scale_factors(pipeline: Sequence[dict], sample: dict) -> tuple[float, float]
 def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
     """Return a pipeline that scales the tiles of an image by the factors that the image has.
 
-    Args:
-        pipeline: transforms after the one that loads the image.
-        sample: the image as the first of them gets it.
-
     Raises:
-        ValueError: for a transform of another package that changes the size of images.
+        ValueError: for a transform that changes the size of images, and is no `Resize`.
     """
     fixed: list[dict] = []
     for settings in pipeline:
-        if type_name(settings) == "TestTimeAug":
+        name = type_name(settings)
+        before, sample = sample, _measured(settings, sample)
+        if name == "TestTimeAug":
             choices = []
             for choice in settings["transforms"]:
-                views = []
+                views: list[dict] = []
                 for view in choice:
                     views += scaled_like([view], sample)
                 choices.append(views)
-            fixed.append({**settings, "transforms": choices})
-            continue
-        before, sample = sample, _measured(settings, sample)
-        changed = sample["img"].shape[:2] != before["img"].shape[:2]
-        if _fits(settings):
-            settings = _by_factors(settings, scale_factors([settings], before))
-        elif changed and not _is_stock(settings):
+            settings = {**settings, "transforms": choices}
+        elif "Resize" in name and (settings.get("scale") or not settings.get("scale_factor")):
+            options = {
+                key: settings[key] for key in ("interpolation", "backend") if key in settings
+            }
+            factors = scale_factors([settings], before)
+            settings = {"type": "Resize", "scale_factor": factors, **options}
+        elif "Resize" not in name and sample["img"].shape[:2] != before["img"].shape[:2]:
             raise ValueError(
-                f"tile: {type_name(settings)} in the test pipeline changes the size of images, and "
-                "of tiles in another way; predict without tile"
+                f"tile: {name} in the test pipeline changes the size of images, and of tiles in "
+                "another way; predict without tile"
             )
         fixed.append(settings)
     return fixed
@@ -80,17 +82,30 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
 
 def other_scale(pipeline: Sequence[dict], sample: dict, sides: Sides) -> str:
     """Return a note if the network sees an image at another scale than the training images."""
-    image = blank_image(sample)
-    seen = scale_factors(pipeline, image)[0]
-    trained = scale_factors(pipeline, blank_image(sample, sides))[0]
-    ratio = seen / trained
+    seen = scale_factors(pipeline, blank_image(sample))[0]
+    ratio = seen / scale_factors(pipeline, blank_image(sample, sides))[0]
     if 1 / MOST <= ratio <= MOST:
         return ""
     low, high = sides
     return (
-        f"{sample['img_path']}: has {max(image['img'].shape[:2])} pixels on its long side, the "
+        f"{sample['img_path']}: has {max(sample['img'].shape[:2])} pixels on its long side, the "
         f"training images {low} to {high}; the network sees it at {ratio:.2g} times their scale; "
         f"if objects have as many pixels as there, use --tile {high}, or Predictor(tile={high})"
+    )
+
+
+def other_views(pipeline: Sequence[dict], sample: dict, views: Sequence[float]) -> str:
+    """Return a note if test-time augmentation has no view near the scale of the test pipeline.
+
+    `views` are the factors of its views.
+    """
+    seen = scale_factors(pipeline, sample)[0]
+    if min(views) / MOST <= seen <= max(views) * MOST:
+        return ""
+    return (
+        f"{sample['img_path']}: tta_pipeline multiplies sizes by {min(views):.2g} to "
+        f"{max(views):.2g}, the test pipeline by {seen:.2g}; predict without tta, or set `scale` "
+        "in tta_pipeline"
     )
 
 
@@ -107,57 +122,39 @@ def small_tile(pipeline: Sequence[dict], sample: dict, tile: int, crop: Sequence
 
 
 def described_scale(pipeline: Sequence[dict]) -> tuple[dict, list[str]]:
-    """Return how a pipeline scales images, and the names of transforms that this leaves out.
+    """Return how the first `Resize` scales images, and the names of other transforms that may.
 
-    `scale` are limits (width, height) of the size, `scale_factor` factors (width, height) if there
-    are no limits. With `keep_ratio` both sides get one factor.
+    `scale` has limits (width, height) of the size, `scale_factor` factors (width, height) for a
+    `Resize` without limits. With `keep_ratio` both sides get one factor.
     """
+    others = [type_name(settings) for settings in pipeline if _may_change_size(settings)]
     found: dict[str, Any] = {"scale": None, "scale_factor": None, "keep_ratio": True}
-    others: list[str] = []
-    resized = False
     for settings in pipeline:
-        name = type_name(settings)
-        if name == "Resize" and not resized:
-            resized = True
+        if type_name(settings) == "Resize":
+            others.remove("Resize")
             found["keep_ratio"] = settings.get("keep_ratio", False)
             for key in ("scale", "scale_factor"):
                 value = settings.get(key)
                 found[key] = [value, value] if isinstance(value, int | float) else value
-        elif _is_resize(settings) or not (_is_stock(settings) or name.startswith("Pack")):
-            others.append(name)
+            break
     return found, others
 
 
 def _measured(settings: dict, sample: dict) -> dict:
-    """Return a sample after a transform, if that can change the size of its image."""
-    if not _is_resize(settings) and _is_stock(settings):
+    """Return a sample after a transform, if that may change the size of its image."""
+    if not _may_change_size(settings):
         return sample
     transform: Any = TRANSFORMS.build(dict(settings))
     after = transform(dict(sample))
-    return after if "img" in after else sample  # one that packs the image is the last
+    return after if "img" in after else sample  # a transform that packs the image is the last
 
 
-def _by_factors(settings: dict, factors: tuple[float, float]) -> dict:
-    """Return the `Resize` that multiplies width and height by `factors`."""
-    kept = {}
-    for key in ("interpolation", "backend"):
-        if settings.get(key):
-            kept[key] = settings[key]
-    return {"type": "Resize", "scale_factor": factors, **kept}
-
-
-def _is_stock(settings: dict) -> bool:
-    kind = settings["type"]
+def _may_change_size(settings: dict) -> bool:
+    """Return whether a transform resizes, has other transforms inside, or is of another package."""
+    name, kind = type_name(settings), settings["type"]
+    if name == "TestTimeAug":
+        return False
     if isinstance(kind, str):
         kind = TRANSFORMS.get(kind)
-    return kind is not None and kind.__module__.partition(".")[0] in STOCK
-
-
-def _is_resize(settings: dict) -> bool:
-    return "Resize" in type_name(settings)
-
-
-def _fits(settings: dict) -> bool:
-    """Return whether a transform scales images by factors that depend on their size."""
-    is_relative = settings.get("scale") is None and settings.get("scale_factor") is not None
-    return _is_resize(settings) and not is_relative
+    is_known = kind is not None and kind.__module__.split(".")[0] in ("mmcv", "mmseg", "mmseg_ext")
+    return "Resize" in name or "transforms" in settings or not is_known

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.model import BaseModule
 from mmseg.apis import inference_model
-from mmseg.registry import MODELS, TRANSFORMS
+from mmseg.registry import MODELS
 from PIL import Image
 from torch.nn import functional as F
 
@@ -133,6 +133,10 @@ def by_test(model, photo):
     return result.pred_sem_seg.data[0].numpy()
 
 
+def by_mmsegmentation(model, photo):
+    return inference_model(model, photo[..., ::-1]).pred_sem_seg.data[0].numpy()
+
+
 def shapes(photo) -> dict:
     return {"img_shape": photo.shape[:2], "ori_shape": photo.shape[:2], "img_path": "photo.png"}
 
@@ -172,7 +176,7 @@ def by_export(*words):
 WAYS = {
     # The least share of equal labels, and where it is not 1 the reason.
     "test": (by_test, 1),
-    "mmsegmentation": (lambda m, p: inference_model(m, p[..., ::-1]).pred_sem_seg.data[0].numpy(), 1),
+    "mmsegmentation": (by_mmsegmentation, 1),
     "batch": (by_batch, 1),
     "fast": (lambda m, p: Predictor(m, fast=True)(p).labels, 1),
     "page": (by_app, 1),
@@ -246,6 +250,10 @@ def test_a_transform_of_another_package_may_keep_the_size_of_tiles(monkeypatch):
     Predictor(model)(PHOTO)
     with raises_message(ValueError, "KnownShift", where="tile: ", todo="without"):
         Predictor(model, tile=192)(PHOTO)
+    inside = dict(type="RandomApply", transforms=[RESIZE], prob=1.0)
+    model.cfg.test_dataloader.dataset.pipeline[1] = inside
+    with raises_message(ValueError, "RandomApply", where="tile: ", todo="without"):
+        Predictor(model, tile=192)(PHOTO)
 
 
 @pytest.mark.parametrize("tile", [128, 200, 1000])
@@ -275,7 +283,8 @@ def test_a_model_of_large_images_sees_a_part_of_one_at_their_scale():
 
 
 @pytest.mark.parametrize(
-    ("resize", "sides"), [(RESIZE, [300, 400]), (RESIZE, [260, 260]), (RESIZE, None), (KEEP, [9, 9])]
+    ("resize", "sides"),
+    [(RESIZE, [300, 400]), (RESIZE, [260, 260]), (RESIZE, None), (KEEP, [9, 9])],
 )
 def test_an_image_at_the_scale_of_training_brings_no_warning(resize, sides):
     """Of the training's sizes or nearly, or any image if the config does not resize."""
@@ -290,6 +299,19 @@ def test_a_tile_of_which_the_network_sees_less_than_a_crop_is_told():
     with warnings.catch_warnings(action="error"):
         Predictor(model, tile=192)(PHOTO)
         Predictor(model, tile=1000)(PHOTO)
+
+
+def test_augmentation_at_another_scale_than_the_test_is_told():
+    """As mmsegmentation's pipelines with factors of the photo's own size."""
+    model = model_of()
+    factors = [dict(KEEP, scale_factor=factor) for factor in (0.75, 1.25)]
+    views = dict(type="TestTimeAug", transforms=[factors, [PACK]])
+    model.cfg.tta_pipeline = [LOAD, views]
+    with warns_message(UserWarning, "0.75 to 1.2", 0.33, where="image: ", todo="without tta"):
+        Predictor(model, tta=True)(PHOTO)
+    with warnings.catch_warnings(action="error"):
+        result = Predictor(model, tta=True)(stripes(72, 96))
+    assert result.reduction == pytest.approx(4 / 3)
 
 
 def test_a_side_of_no_pixels_is_one_line():
