@@ -94,22 +94,31 @@ def network_size(metadata: dict, original: tuple[int, int]) -> tuple[int, int]:
     return max(1, int(height + 0.5)), max(1, int(width + 0.5))
 
 
+def trained_size(metadata: dict, original: tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) of an image (height, width) at the scale of the training images.
+
+    It has the factor of the training image with the nearest long side.
+    """
+    low, high = metadata["image_sides"]
+    change = min(max(max(original), low), high) / max(original)
+    nearest = (max(1, round(original[0] * change)), max(1, round(original[1] * change)))
+    height, width = network_size(metadata, nearest)
+    ratios = height / nearest[0], width / nearest[1]
+    return max(1, int(original[0] * ratios[0] + 0.5)), max(1, int(original[1] * ratios[1] + 0.5))
+
+
 def scale_note(metadata: dict, original: tuple[int, int]) -> str:
     """Return a note if an image is seen at another scale than the training images, or nothing."""
     if not metadata["image_sides"]:
         return ""
-    low, high = metadata["image_sides"]
-    long = max(original)
-    change = min(max(long, low), high) / long
-    nearest = (max(1, round(original[0] * change)), max(1, round(original[1] * change)))
-    trained = network_size(metadata, nearest)[1] / nearest[1]
-    ratio = network_size(metadata, original)[1] / original[1] / trained
+    ratio = network_size(metadata, original)[1] / trained_size(metadata, original)[1]
     if 1 / 1.5 <= ratio <= 1.5:
         return ""
+    low, high = metadata["image_sides"]
     return (
-        f"has {long} pixels on its long side, the training images {low} to {high}; the network "
-        f"sees it at {ratio:.2g} times their scale; if objects have as many pixels as there, cut "
-        f"it into images of {high}"
+        f"has {max(original)} pixels on its long side, the training images {low} to {high}; the "
+        f"network sees it at {ratio:.2g} times their scale; if objects have as many pixels as "
+        "there, use --training-scale"
     )
 
 
@@ -133,14 +142,16 @@ def window_scores(run, metadata: dict, pixels: np.ndarray) -> np.ndarray:
     return run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]
 
 
-def segment(run, metadata: dict, image: np.ndarray) -> np.ndarray:
+def segment(run, metadata: dict, image: np.ndarray, trained: bool = False) -> np.ndarray:
     """Return class indices (H, W) of an image (H, W, C).
 
-    The image is scaled as in the config's test pipeline, and cut into windows if it is larger than
-    they. Where windows overlap, their scores are averaged.
+    The image is scaled as in the config's test pipeline, or if `trained` as the training images,
+    and cut into windows if it is larger. Where windows overlap, their scores are averaged.
     """
     original = image.shape[:2]
     height, width = network_size(metadata, original)
+    if trained:
+        height, width = trained_size(metadata, original)
     pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
     window = metadata["window"] or (height, width)
     stride = metadata["stride"] or window
@@ -169,9 +180,13 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     values = "values of images of more than 8 bits that become black and white"
     parser.add_argument("--value-range", nargs=2, type=float, help=values)
+    scale = "the scale of the training images for photos longer or shorter than all of them"
+    parser.add_argument("--training-scale", action="store_true", help=scale)
     args = parser.parse_args()
     try:
         run, metadata = load(args.model)
+        if args.training_scale and not metadata["image_sides"]:
+            raise ValueError(f"{args.model}: has no image_sides; run without --training-scale")
         paths = find(args.images)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -189,9 +204,9 @@ def main() -> int:
             continue
         if value_range is None and (note := pixels.dark_note()):
             print(f"warning: {path}: {note}", file=sys.stderr)
-        if note := scale_note(metadata, values.shape[:2]):
+        if not args.training_scale and (note := scale_note(metadata, values.shape[:2])):
             print(f"warning: {path}: {note}", file=sys.stderr)
-        labels = segment(run, metadata, values)
+        labels = segment(run, metadata, values, args.training_scale)
         stem = path.name if path.stem in written else path.stem
         written.append(stem)
         Image.fromarray(labels).save(args.out / f"labels/{stem}.png")

@@ -99,7 +99,7 @@ def _data_parts(project: Project) -> dict[str, Any]:
 
 
 def _size_parts(summaries: Sequence[Summary], tiles: bool) -> dict[str, Any]:
-    """Return the long sides of images, the one that the network sees, and that of its crops."""
+    """Return the long side that the network sees, the side of crops, and the images' long sides."""
     long_sides = [max(size) for summary in summaries for size in summary.sizes]
     sides = min(long_sides), max(long_sides)
     short, long = _typical_size(summaries)

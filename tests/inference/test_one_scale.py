@@ -27,7 +27,7 @@ from mmseg_ext.commands import run
 from mmseg_ext.inference import export as export_module  # replaced, for the command writes a file
 from mmseg_ext.inspection import attention_pictures
 from tests.configs import CONFIGS
-from tests.messages import raises_message, warns_message
+from tests.messages import check_message, raises_message, warns_message
 
 DEMO = CONFIGS.parent / "demo"
 
@@ -355,10 +355,15 @@ def test_a_transform_that_the_file_does_not_describe_is_named(command_export, ca
     assert "Resize" not in capsys.readouterr().out
 
 
-def test_the_example_tells_which_photos_are_at_another_scale():
-    note = runpy.run_path(str(DEMO / "run_exported.py"))["scale_note"]
-    metadata = dict(scale=[128, 128], scale_factor=None, keep_ratio=True, image_sides=[100, 128])
-    for size in ((384, 288), (60, 20)):
-        assert "100 to 128" in note(metadata, size)
+def test_the_example_tells_which_photos_are_at_another_scale(command_export):
+    example = runpy.run_path(str(DEMO / "run_exported.py"))
+    note, segment = example["scale_note"], example["segment"]
+    run, metadata, sizes = command_export(model_of(image_sides=[100, 128]))
+    for size, ratio in (((288, 384), "0.33"), ((60, 20), "1.7")):
+        check_message(note(metadata, size), "100 to 128", ratio, todo="--training-scale")
     assert not note(metadata, (128, 96)) and not note(metadata | {"image_sides": None}, (384, 288))
     assert not note(metadata | {"scale": None}, (384, 288))
+    expected = Predictor(model_of(KEEP))(FULL).labels
+    assert agreement(segment(run, metadata, FULL, True), expected) > 0.98
+    assert set(sizes) == {(128, 128)} and len(sizes) > 6
+    assert agreement(segment(run, metadata, FULL), expected) < 0.8
