@@ -50,8 +50,12 @@ def load(path: Path):
     try:
         session = onnxruntime.InferenceSession(path)
         metadata = {"channels": 3, "value_range": None, "rgb_bands": [1, 2, 3]}  # of old files
+        metadata |= {"scale_factor": None, "image_sides": None, "window": None, "stride": None}
         for key, value in session.get_modelmeta().custom_metadata_map.items():
             metadata[key] = json.loads(value)
+        if not metadata["dynamic"] and not metadata["window"]:
+            metadata["window"] = metadata["size"]
+            metadata["stride"] = [length - length // 8 for length in metadata["size"]]
         metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
@@ -77,42 +81,96 @@ def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def network_size(metadata: dict, original: tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) to which an image (height, width) is scaled."""
-    scale = metadata["scale"]  # (width, height), or None
-    fixed = None if metadata["dynamic"] else metadata["size"]  # (height, width)
+    """Return (height, width) to which the test pipeline scales an image (height, width)."""
+    scale, factors = metadata["scale"], metadata["scale_factor"]  # (width, height), or None
     if scale and not metadata["keep_ratio"]:
-        height, width = fixed or scale[::-1]
-        return height, width
-    ratios = []
+        return scale[1], scale[0]
+    ratio = 1.0
     if scale:  # the limits of the long and the short side
-        ratios += [max(scale) / max(original), min(scale) / min(original)]
-    if fixed:
-        ratios += [fixed[0] / original[0], fixed[1] / original[1]]
-    ratio = min(ratios, default=1.0)
-    return max(1, int(original[0] * ratio + 0.5)), max(1, int(original[1] * ratio + 0.5))
+        ratio = min(max(scale) / max(original), min(scale) / min(original))
+    height, width = (length * ratio for length in original)
+    if factors and not scale:
+        height, width = height * factors[1], width * factors[0]
+    return max(1, int(height + 0.5)), max(1, int(width + 0.5))
 
 
-def segment(run, metadata: dict, image: np.ndarray) -> np.ndarray:
-    """Return class indices (H, W) of an image (H, W, C).
+def trained_size(metadata: dict, original: tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) of an image (height, width) at the scale of the training images.
 
-    The image is scaled as in the config's test pipeline. If the file has a fixed size, the image is
-    scaled to fit, and the rest is filled with the color that normalizes to zero.
+    It has the factor of the training image with the nearest long side.
     """
-    original = image.shape[:2]
-    height, width = network_size(metadata, original)
-    pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
+    low, high = metadata["image_sides"]
+    change = min(max(max(original), low), high) / max(original)
+    nearest = (max(1, round(original[0] * change)), max(1, round(original[1] * change)))
+    height, width = network_size(metadata, nearest)
+    ratios = height / nearest[0], width / nearest[1]
+    return max(1, int(original[0] * ratios[0] + 0.5)), max(1, int(original[1] * ratios[1] + 0.5))
+
+
+def scale_note(metadata: dict, original: tuple[int, int]) -> str:
+    """Return a note if an image is seen at another scale than the training images, or nothing."""
+    if not metadata["image_sides"]:
+        return ""
+    ratio = network_size(metadata, original)[1] / trained_size(metadata, original)[1]
+    if 1 / 1.5 <= ratio <= 1.5:
+        return ""
+    low, high = metadata["image_sides"]
+    return (
+        f"has {max(original)} pixels on its long side, the training images {low} to {high}; the "
+        f"network sees it at {ratio:.2g} times their scale; if objects have as many pixels as "
+        "there, use --training-scale"
+    )
+
+
+def starts(length: int, window: int, stride: int) -> list[int]:
+    """Return where the windows of an axis start; the last one is shifted to the end."""
+    count = max(length - window + stride - 1, 0) // stride + 1
+    return [max(min(i * stride, length - window), 0) for i in range(count)]
+
+
+def window_scores(run, metadata: dict, pixels: np.ndarray) -> np.ndarray:
+    """Return the scores (classes, h, w) of a window (C, h, w).
+
+    A file of a fixed size gets the rest filled with the color that normalizes to zero.
+    """
+    height, width = pixels.shape[1:]
     if not metadata["dynamic"]:
         canvas = np.empty((len(pixels), *metadata["size"]), dtype=np.float32)
         canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
         canvas[:, :height, :width] = pixels
         pixels = canvas
-    scores = run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]  # (classes, H, W)
+    return run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]
+
+
+def segment(run, metadata: dict, image: np.ndarray, trained: bool = False) -> np.ndarray:
+    """Return class indices (H, W) of an image (H, W, C).
+
+    The image is scaled as in the config's test pipeline, or if `trained` as the training images,
+    and cut into windows if it is larger. Where windows overlap, their scores are averaged.
+    """
+    original = image.shape[:2]
+    height, width = network_size(metadata, original)
+    if trained:
+        height, width = trained_size(metadata, original)
+    pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
+    window = metadata["window"] or (height, width)
+    stride = metadata["stride"] or window
+    total, count = None, np.zeros((height, width), dtype=np.float32)
+    for top in starts(height, window[0], stride[0]):
+        for left in starts(width, window[1], stride[1]):
+            here = np.s_[..., top : top + window[0], left : left + window[1]]
+            scores = window_scores(run, metadata, pixels[here])
+            if total is None:
+                total = np.zeros((len(scores), height, width), dtype=np.float32)
+            total[here] += scores
+            count[here] += 1
+    total /= count
     best, labels = np.full(original, -np.inf, dtype=np.float32), np.zeros(original, dtype=np.uint16)
-    for index, score in enumerate(scores):  # one class at a time: all would fill the memory
+    for index, score in enumerate(total):  # one class at a time: all would fill the memory
         score = resize(score, *original)
         labels[score > best] = index
         np.maximum(best, score, out=best)
-    return labels.astype(np.min_scalar_type(len(scores) - 1))
+    return labels.astype(np.min_scalar_type(len(total) - 1))
 
 
 def main() -> int:
@@ -122,9 +180,13 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     values = "values of images of more than 8 bits that become black and white"
     parser.add_argument("--value-range", nargs=2, type=float, help=values)
+    scale = "the scale of the training images for photos longer or shorter than all of them"
+    parser.add_argument("--training-scale", action="store_true", help=scale)
     args = parser.parse_args()
     try:
         run, metadata = load(args.model)
+        if args.training_scale and not metadata["image_sides"]:
+            raise ValueError(f"{args.model}: has no image_sides; run without --training-scale")
         paths = find(args.images)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -142,7 +204,9 @@ def main() -> int:
             continue
         if value_range is None and (note := pixels.dark_note()):
             print(f"warning: {path}: {note}", file=sys.stderr)
-        labels = segment(run, metadata, values)
+        if not args.training_scale and (note := scale_note(metadata, values.shape[:2])):
+            print(f"warning: {path}: {note}", file=sys.stderr)
+        labels = segment(run, metadata, values, args.training_scale)
         stem = path.name if path.stem in written else path.stem
         written.append(stem)
         Image.fromarray(labels).save(args.out / f"labels/{stem}.png")

@@ -1,18 +1,20 @@
 """Export a segmentor to ONNX; compare the file with the model."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mmseg_ext.commands import command, command_parser, model_flags, named_model
-from mmseg_ext.errors import one_line
+from mmseg_ext.errors import join_names, one_line
 
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     model_flags(parser)
     parser.add_argument("--dynamic", action="store_true", help="images of any size and number")
-    parser.add_argument("--shape", type=int, nargs="+", help="H [W] (default: the crop size)")
+    shape = "H [W] (default: the test's window or scale)"
+    parser.add_argument("--shape", type=int, nargs="+", help=shape)
     parser.add_argument("--images", type=Path, help="image or folder, to compare real images, too")
     parser.add_argument("--out", type=Path, help="output file (default: the config's name)")
     return parser
@@ -30,26 +32,34 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.engine.config import inner_datasets, input_channels
     from mmseg_ext.inference.export import ExportedSegmentor, WholeImageSegmentor, export
     from mmseg_ext.inference.predictor import image_loader
+    from mmseg_ext.inference.scale import described_scale
 
     segmentor = named_model(args)
     config = segmentor.cfg
-    shape = args.shape or config.get("crop_size") or (512, 512)
-    size = (shape[0], shape[-1])
     channels = input_channels(config.model)
     pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+    scaling, others = described_scale(pipeline[1:])
+    shape = args.shape or _default_shape(config, scaling, args.dynamic)
+    size = (shape[0], shape[-1])
+    windows = _windows(config, size, args.dynamic)
     loader = image_loader(pipeline[0], channels)
     model = WholeImageSegmentor(segmentor)
     metadata = {
         **_description(segmentor, channels, loader),
-        **_test_scale(pipeline),
+        **scaling,
+        **windows,
+        "image_sides": config.get("image_sides"),
         "size": list(size),
         "mean": model.mean.flatten().tolist(),
         "dynamic": args.dynamic,
         **segmentor.terms,
     }
     path = args.out or Path(Path(config.filename).stem + ".onnx")
-    if config.model.get("test_cfg", {}).get("mode") == "slide":
-        print(f"the config tests with sliding windows; the file takes one window of {size}")
+    if others:
+        names = join_names(others)
+        print(f"the file does not describe {names} of the test pipeline; scale photos like it")
+    if windows["window"]:
+        print(f"photos that are larger at the scale of the test are cut into windows of {size}")
     with atomic_write(path) as part:  # a file that fails the check is deleted
         export(model, part, size, args.dynamic, metadata, channels)
         exported = ExportedSegmentor(part)
@@ -105,14 +115,33 @@ def _compare(exported: Any, model: Any, name: str, images: Any, path: Path) -> N
         )
 
 
-def _test_scale(pipeline: list[dict]) -> dict:
-    """Return how the test pipeline scales images: `scale` (width, height) and `keep_ratio`."""
-    from mmseg_ext.engine.config import type_name
+def _default_shape(config: Any, scaling: dict, dynamic: bool) -> Sequence[int]:
+    """Return (height, width) of the test's windows, or of photos at its scale."""
+    crop = config.get("crop_size") or (512, 512)
+    test_cfg, scale = config.model.get("test_cfg") or {}, scaling["scale"]
+    if test_cfg.get("mode") == "slide":
+        return test_cfg["crop_size"]
+    if dynamic or not scale:
+        return crop
+    if not scaling["keep_ratio"]:
+        return scale[::-1]
+    short, long = sorted(scale)
+    # In (2048, 512) the long side is a limit that few photos reach.
+    return short, long if long <= 2 * short else short
 
-    for transform in pipeline:
-        if type_name(transform) == "Resize" and transform.get("scale"):
-            return {"scale": transform["scale"], "keep_ratio": transform.get("keep_ratio", False)}
-    return {"scale": None, "keep_ratio": True}
+
+def _windows(config: Any, size: tuple[int, int], dynamic: bool) -> dict:
+    """Return the `window` (height, width) into which photos are cut, or None, and its `stride`."""
+    test_cfg = config.model.get("test_cfg") or {}
+    window: Any = None if dynamic else size
+    stride = None
+    if test_cfg.get("mode") == "slide":
+        window = window or tuple(test_cfg["crop_size"])
+        if window == tuple(test_cfg["crop_size"]):
+            stride = test_cfg["stride"]
+    if window and not stride:
+        stride = [length - length // 8 for length in window]  # the overlap of `Predictor`'s tiles
+    return {"window": window, "stride": stride}
 
 
 def _inputs(args: argparse.Namespace, size: tuple[int, int], loader: Any, channels: int):

@@ -1,12 +1,13 @@
 """A segmentor as a function of images.
 
 `Predictor` reads an image, cuts it into tiles if asked to, and runs each tile through the test
-pipeline of the model's config. Tiles of equal sizes run together in a batch, also for several
-images. Each prediction is written into the arrays of its image's `Segmentation`, which is returned
-when its last tile is filled.
+pipeline of the model's config, which scales it like the image. Tiles of equal sizes run together in
+a batch, also for several images. Each prediction is written into the arrays of its image's
+`Segmentation`, which is returned when its last tile is filled.
 """
 
 import contextlib
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
 from mmseg_ext.inference.objects import SegmentedObject, find_objects
+from mmseg_ext.inference.scale import blank_image, other_scale, other_views, scaled_like, small_tile
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
@@ -152,8 +154,10 @@ class Predictor:
         batch_size: images, or tiles, that run together if the pipeline gives them one size.
         scores: add `scores` to the results; with 150 classes they are 300 bytes per pixel.
         confidence: add `confidence` to the results.
-        tile: cut images into squares of this side. Each runs through the pipeline like an image, so
-            the network's memory does not grow with the image. A terminal shows a progress bar.
+        tile: cut images into squares of this side, so the network's memory does not grow with the
+            image. The network sees them at the scale of the complete image, or of the training if
+            the config has `image_sides` and the image is longer or shorter. A terminal shows a
+            progress bar.
         overlap: pixels that neighboring tiles share, by default an eighth of `tile`. Each tile
             fills the image up to the middle of the overlap.
         amp: compute in bfloat16.
@@ -213,6 +217,10 @@ class Predictor:
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+        self._scaling = _without_labels(pipeline[1:])
+        self._sides = config.get("image_sides")  # of the training images, by new_project
+        self._crop = config.get("crop_size")
+        self._noted: set[str] = set()
         if tta:
             pipeline = config.tta_pipeline
             self._merge = (config.get("tta_model") or {}).get("merge", "probs")
@@ -222,7 +230,8 @@ class Predictor:
         self._channels = input_channels(config.model)
         self._rgb_bands = config.get("rgb_bands")
         self._load = image_loader(pipeline[0], self._channels, value_range)
-        self._transform: Any = Compose(_without_labels(pipeline[1:]))
+        self._settings = pipeline[1:]
+        self._transform: Any = Compose(_without_labels(self._settings))
 
     @overload
     def __call__(self, images: ImageLike) -> Segmentation: ...
@@ -268,17 +277,25 @@ class Predictor:
 
     def prepare(self, image: ImageLike) -> dict:
         """Return a sample for the model's data preprocessor."""
-        return self._transformed(self._read(image))
+        data = self._read(image)
+        with _resizing(data):
+            return self._transform_for(data)(data)
 
-    def _transformed(self, data: dict) -> dict:
-        try:
-            return self._transform(data)
-        except cv2.error as error:  # a side of zero pixels
-            height, width = data["img"].shape[:2]
-            raise ValueError(
-                f"{data['img_path']}: the test pipeline cannot resize {width}x{height} pixels; "
-                "pad the image"
-            ) from error
+    def _transform_for(self, data: dict) -> Any:
+        """Return the transforms of an image, or of its tiles; warn once if their scale is wrong."""
+        if self.tile is None:
+            if self._sides:
+                self._note(other_scale(self._scaling, data, self._sides), "image")
+            return self._transform
+        like = blank_image(data, self._sides)
+        if self._crop:
+            self._note(small_tile(self._scaling, like, self.tile, self._crop), "tile")
+        return Compose(scaled_like(_without_labels(self._settings), like))
+
+    def _note(self, note: str, about: str) -> None:
+        if note and about not in self._noted:
+            self._noted.add(about)
+            warnings.warn(note, stacklevel=2)
 
     def _batches(self, images: Iterable[ImageLike]) -> Iterator[list[_Tile]]:
         tiles = self._tiles(images)
@@ -308,6 +325,8 @@ class Predictor:
     def _tiles(self, images: Iterable[ImageLike]) -> Iterator[_Tile]:
         for image in images:
             data = self._read(image)
+            with _resizing(data):
+                transform = self._transform_for(data)
             pixels = data["img"]
             height, width = pixels.shape[:2]
             windows = list(product(self._spans(height), self._spans(width)))
@@ -316,13 +335,26 @@ class Predictor:
                 (rows, kept_rows), (columns, kept_columns) = window
                 part = np.ascontiguousarray(pixels[slice(*rows), slice(*columns)])
                 shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
-                sample = self._transformed({**data, **shape, "img": part})
+                with _resizing({"img_path": data["img_path"], "img": part}):
+                    sample = transform({**data, **shape, "img": part})
                 if result is None:
-                    seen = sample["inputs"][0].shape[-1]  # of the first view, or of the image
-                    result = self._empty_result(pixels, part.shape[1] / seen)
+                    result = self._empty_result(pixels, self._reduction(data, part, sample))
                 corner = (rows[0], columns[0])
                 kept = (slice(*kept_rows), slice(*kept_columns))
                 yield _Tile(sample, corner, kept, result, last=i == len(windows))
+
+    def _reduction(self, data: dict, part: np.ndarray, sample: dict) -> float:
+        """Return the width of a tile per width of the network's input, of the first view if any.
+
+        Warn once if no view is near the scale of the test.
+        """
+        inputs = sample["inputs"]
+        if isinstance(inputs, list):
+            views = [view.shape[-1] / part.shape[1] for view in inputs]
+            like = blank_image(data, self._sides if self.tile else None)
+            self._note(other_views(self._scaling, like, views), "views")
+            return 1 / views[0]
+        return part.shape[1] / inputs.shape[-1]
 
     def _empty_result(self, pixels: np.ndarray, reduction: float) -> Segmentation:
         """Return the result of an image, with arrays that its tiles fill."""
@@ -374,6 +406,19 @@ def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
         while (item := coming.result()) is not end:
             coming = thread.submit(next, items, end)
             yield item
+
+
+@contextlib.contextmanager
+def _resizing(data: dict) -> Iterator[None]:
+    """Name the image that the test pipeline cannot resize."""
+    height, width = data["img"].shape[:2]
+    try:
+        yield
+    except cv2.error as error:  # a side of zero pixels
+        raise ValueError(
+            f"{data['img_path']}: the test pipeline cannot resize {width}x{height} pixels; "
+            "pad the image"
+        ) from error
 
 
 def image_loader(settings: dict, channels: int, value_range: ValueRange | None = None) -> Any:

@@ -98,14 +98,17 @@ def _data_parts(project: Project) -> dict[str, Any]:
     return parts
 
 
-def _size_parts(summaries: Sequence[Summary], tiles: bool) -> dict[str, int]:
-    """Return the long side that the network sees, and the side of random crops of it."""
+def _size_parts(summaries: Sequence[Summary], tiles: bool) -> dict[str, Any]:
+    """Return the long side that the network sees, the side of crops, and the images' long sides."""
+    long_sides = [max(size) for summary in summaries for size in summary.sizes]
+    sides = min(long_sides), max(long_sides)
     short, long = _typical_size(summaries)
     side = _multiple_of_32(long, LONG_SIDE)
     if tiles:
         crop = _multiple_of_32(min(short, side), CROP)
-        return {"crop": crop, "side": crop * 5 // 4}  # smaller tiles can be cropped, too
-    return {"crop": _multiple_of_32(side * short / long, CROP), "side": side}
+        # Smaller tiles can be cropped, too. Larger ones than the images would enlarge them.
+        return {"crop": crop, "side": min(crop * 5 // 4, int(long)), "sides": sides}
+    return {"crop": _multiple_of_32(side * short / long, CROP), "side": side, "sides": sides}
 
 
 def _multiple_of_32(length: float, most: int) -> int:

@@ -173,32 +173,42 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         assert error.count("\n") == 1 and told in error
 
 
-RESIZED = dict(scale=[48, 36], keep_ratio=True, mean=[10, 20, 30])
+RESIZED = dict(scale=[48, 36], scale_factor=None, keep_ratio=True, mean=[10, 20, 30])
+RESIZED |= dict(window=None, stride=None)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "seen"),
+    ("metadata", "seen", "calls"),
     [
-        (dict(dynamic=False, size=[36, 48]), (36, 24)),  # the rest of 36x48 is filled
-        (dict(dynamic=True, size=[36, 48]), (48, 32)),
-        (dict(dynamic=True, size=[36, 48], scale=None), (120, 80)),
-        (dict(dynamic=False, size=[240, 160], scale=None), (240, 160)),
-        (dict(dynamic=False, size=[96, 96]), (48, 32)),
-        (dict(dynamic=False, size=[36, 48], keep_ratio=False), (36, 48)),
+        (dict(dynamic=True, size=[36, 48]), (48, 32), 1),
+        (dict(dynamic=True, size=[36, 48], scale=None), (120, 80), 1),
+        (dict(dynamic=True, size=[36, 48], scale=None, scale_factor=[0.5, 0.4]), (48, 40), 1),
+        (dict(dynamic=False, size=[96, 96]), (48, 32), 1),  # the rest of 96x96 is filled
+        (dict(dynamic=False, size=[240, 160], scale=None), (120, 80), 1),
+        (dict(dynamic=False, size=[36, 48], keep_ratio=False), (36, 48), 1),
+        (dict(dynamic=False, size=[36, 48], stride=[30, 40]), (48, 32), 2),
+        (dict(dynamic=True, size=[36, 48], window=[30, 20], stride=[20, 12]), (48, 32), 4),
+        (dict(dynamic=True, size=[1, 1], window=[99, 20], stride=[9, 12]), (48, 32), 2),
     ],
 )
-def test_the_example_scales_as_the_test_pipeline(metadata, seen):
+def test_the_example_scales_and_cuts_as_the_test(metadata, seen, calls):
     """A network that returns its input: the labels are the largest colors of the photo."""
     photo = np.zeros((120, 80, 3), dtype=np.uint8)
     for region in np.ndindex(4, 2):
         rows, columns = (slice(n * i, n * (i + 1)) for n, i in zip((30, 40), region, strict=True))
         photo[rows, columns, sum(region) % 3] = 200
+    metadata = RESIZED | metadata
+    if not metadata["dynamic"]:
+        metadata["window"] = metadata["size"]
     inputs, segment = [], runpy.run_path(EXAMPLE)["segment"]
-    labels = segment(lambda x: inputs.append(x[0]) or x, RESIZED | metadata, photo)
-    height, width = seen
+    labels = segment(lambda x: inputs.append(x[0]) or x, metadata, photo)
     assert (labels == photo.argmax(2)).mean() > 0.95 and labels.dtype == np.uint8
-    assert inputs[0].shape == (3, *(seen if metadata["dynamic"] else metadata["size"]))
-    rest = np.array(RESIZED["mean"])[:, None, None]
-    assert (inputs[0][:, height:] == rest).all() and (inputs[0][:, :, width:] == rest).all()
-    cells = inputs[0][:, height // 8 : height : height // 4, width // 4 : width : width // 2]
-    assert (cells.max(0) > 150).all()  # the centers of the regions
+    assert len(inputs) == calls
+    window = metadata["window"] or seen
+    height, width = (min(pair) for pair in zip(window, seen, strict=True))
+    for pixels in inputs:
+        shape = (height, width) if metadata["dynamic"] else tuple(metadata["size"])
+        assert pixels.shape == (3, *shape)
+        rest = np.array(RESIZED["mean"])[:, None, None]
+        assert (pixels[:, height:] == rest).all() and (pixels[:, :, width:] == rest).all()
+        assert (pixels[:, :height, :width].max(0) >= 100).mean() > 0.9  # the photo's colors

@@ -924,6 +924,7 @@ def test_many_small_images_do_not_decide_the_size_of_large_ones(tmp_path, capsys
     file = tmp_path / "project/config.py"
     config = Config.fromfile(file)
     assert (config.scale, config.crop_size) == ((384, 384), (288, 288))
+    assert config.image_sides == (80, 800)
     file.write_text(file.read_text().replace("(384, 384)", "(256, 256)"))
     assert run(tmp_path) == 0
     assert "reduced from 800 to 256 pixels" in capsys.readouterr().out  # of the config that is kept
@@ -947,10 +948,21 @@ def test_tiles_keep_the_full_resolution(tmp_path, capsys):
         assert "reduced" not in capsys.readouterr().out
     config = Config.fromfile(tmp_path / "project/config.py")
     assert config.scale == (400, 400) and config.model.test_cfg.mode == "slide"
+    assert config.image_sides == (1200, 1200)
     cut, resized = config.train_pipeline[2:4]
     assert (cut["crop_size"], resized["ratio_range"]) == (config.scale, (0.8, 1.25))
     assert DATASETS.build(config.train_dataloader.dataset)[0]["inputs"].shape[1:] == (320, 320)
     assert DATASETS.build(config.val_dataloader.dataset)[0]["inputs"].shape[1:] == (900, 1200)
+
+
+def test_training_with_tiles_does_not_enlarge_small_images(tmp_path):
+    """Prediction does not, either."""
+    for i in range(2):
+        save(tmp_path / f"images/{i}.png", random_image(np.random.RandomState(i), (128, 128)))
+        save(tmp_path / f"masks/{i}.png", np.eye(128, dtype=np.uint8))
+    assert run(tmp_path, "--tiles") == 0
+    config = Config.fromfile(tmp_path / "project/config.py")
+    assert config.scale == config.image_sides == config.crop_size == (128, 128)
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
