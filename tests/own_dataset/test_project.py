@@ -525,6 +525,32 @@ def test_masks_of_objects(kind, tmp_path, capsys):
     assert "--objects: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["values", "classes", "objects"])
+def test_masks_of_other_sizes_in_the_same_proportions_are_resized(kind, tmp_path, capsys):
+    """With nearest neighbor, and a note; sides can be rounded up or down. Cut ones are left out."""
+    sizes = {"half": (15, 20), "down": (27, 36), "up": (28, 37), "double": (60, 80)}
+    sizes |= {"cut": (29, 40), "stretched": (20, 40)}
+    for name, (height, width) in sizes.items():
+        mask = np.zeros((height, width), np.uint8)
+        mask[: height // 3, : width // 2] = 255
+        save(tmp_path / f"images/{name}.png", PHOTO)
+        if kind == "classes":
+            save(tmp_path / f"masks/top/{name}.png", mask)
+            save(tmp_path / f"masks/bottom/{name}.png", mask[::-1])
+        else:
+            save(tmp_path / f"masks/{name}.png", mask)
+    assert run(tmp_path, *(["--objects"] if kind == "objects" else [])) == 0
+    found = {Path(name).name: label for name, label in label_maps(tmp_path).items()}
+    assert found.keys() == {"half", "down", "up", "double"}
+    for label in found.values():
+        assert label.shape == SIZE[::-1] and label[:9, :19].all() and not label[11:19].any()
+        assert not label[:, 22:].any() and label[-9:, :19].any() == (kind == "classes")
+    output = capsys.readouterr().out
+    assert lines_with(output, "note: ", "resized")
+    for name, (height, width) in list(sizes.items())[4:]:
+        assert lines_with(output, "left out", f"{name}.png", f"{width}x{height}")
+
+
 def test_values_that_count_no_objects(tmp_path, capsys):
     """Classes in several regions, and organs: one region each, but not numbered in each image."""
     save_images(tmp_path / "images", 20)

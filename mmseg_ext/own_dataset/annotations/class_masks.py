@@ -19,7 +19,12 @@ from mmseg_ext.own_dataset.annotations.annotation import (
     require_size,
 )
 from mmseg_ext.own_dataset.annotations.codes import index_of, read_mask
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap, index_map
+from mmseg_ext.own_dataset.annotations.index_map import (
+    IndexMap,
+    StoredMap,
+    at_image_size,
+    index_map,
+)
 from mmseg_ext.own_dataset.annotations.reader import Legend, values_of
 from mmseg_ext.own_dataset.selection import evenly
 
@@ -43,8 +48,6 @@ def read(annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
     """
     masks = _read_masks(annotation)
     shape = next(iter(masks.values())).shape
-    with reading(annotation.path):
-        require_size(shape, sizes)
     values: list[tuple[str, ...]] = [()]
     indices = np.zeros(shape, int)
     for name, mask in masks.items():
@@ -56,7 +59,8 @@ def read(annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
     for value in [(), *zip(present)]:  # (), ("leaf",), ("thin",)
         if value not in values:
             values.append(value)
-    return IndexMap(values, indices)
+    with reading(annotation.path):
+        return at_image_size(IndexMap(values, indices), sizes)
 
 
 def describe(maps: Sequence[StoredMap]) -> Legend:

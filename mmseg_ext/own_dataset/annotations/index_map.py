@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, require_size
+
+_RESIZED = "a mask of another size than its photo, in the same proportions, was resized to it"
 
 
 @dataclass
@@ -61,3 +63,41 @@ def index_map(values: np.ndarray) -> IndexMap:
     # np.unique sorts all pixels.
     present = torch.from_numpy(values).unique_consecutive().unique().numpy()
     return IndexMap(present.tolist(), np.searchsorted(present, values))
+
+
+def at_image_size(found: IndexMap, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+    """Return an index map at one of the sizes (height, width) that its image may have.
+
+    A mask in the proportions of the image, up to the rounding of its sides, is resized with nearest
+    neighbor.
+
+    Raises:
+        ValueError: if the proportions differ.
+    """
+    size = found.indices.shape
+    fitting = [image_size for image_size in sizes if _has_proportions(size, image_size)]
+    if size in sizes or not fitting:
+        require_size(size, sizes)
+        return found
+    rows, columns = map(_nearest, size, fitting[0])
+    indices = found.indices[rows[:, None], columns]
+    return IndexMap(found.values, indices, [*found.notes, _RESIZED])
+
+
+def _has_proportions(size: Sequence[int], image_size: Sequence[int]) -> bool:
+    """Return whether some factor makes both sides of an image, rounded up or down, those of `size`.
+
+    A single side that differs is a part that was cut off.
+    """
+    (height, width), (image_height, image_width) = size, image_size
+    if height == image_height or width == image_width:
+        return False
+    least = max((height - 1) / image_height, (width - 1) / image_width)
+    most = min((height + 1) / image_height, (width + 1) / image_width)
+    return least < most
+
+
+def _nearest(length: int, image_length: int) -> np.ndarray:
+    """Return the position in a side of `length` that is nearest to each of the image's side."""
+    centers = np.arange(image_length) + 0.5
+    return (centers * length / image_length).astype(int)

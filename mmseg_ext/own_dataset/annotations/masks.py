@@ -17,7 +17,6 @@ from mmseg_ext.own_dataset.annotations.annotation import (
     Annotation,
     annotations_below,
     reading,
-    require_size,
 )
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
@@ -33,6 +32,7 @@ from mmseg_ext.own_dataset.annotations.codes import (
 from mmseg_ext.own_dataset.annotations.index_map import (
     IndexMap,
     StoredMap,
+    at_image_size,
     index_map,
 )
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
@@ -62,10 +62,9 @@ class Masks(Reader):
         if annotation.classes:
             return class_masks.read(annotation, sizes)
         with reading(annotation.path):
-            found = read_mask(annotation.path)
+            found = at_image_size(read_mask(annotation.path), sizes)
             for path in annotation.paths[1:]:
-                found = _larger(found, read_mask(path))
-            require_size(found.indices.shape, sizes)
+                found = _larger(found, at_image_size(read_mask(path), sizes))
         return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
@@ -113,16 +112,15 @@ class ObjectMasks(Reader):
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         with reading(annotation.path):
-            mask = read_mask(annotation.path)
-            require_size(mask.indices.shape, sizes)
+            mask = at_image_size(read_mask(annotation.path), sizes)
             if len(annotation.paths) == 1:
                 numbers = mask.indices.astype(np.uint16) + 1
                 numbers[~_objects(mask)] = 0
             else:
                 numbers = _objects(mask).astype(np.uint16)
                 for number, path in enumerate(annotation.paths[1:], start=2):
-                    numbers[_objects(read_mask(path))] = number
-            return IndexMap(_OBJECT_VALUES, draw_labels(numbers))
+                    numbers[_objects(at_image_size(read_mask(path), sizes))] = number
+            return IndexMap(_OBJECT_VALUES, draw_labels(numbers), mask.notes)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         return legend_of_names(_OBJECT_VALUES)
@@ -136,7 +134,9 @@ def _objects(mask: IndexMap) -> np.ndarray:
 def _larger(mask: IndexMap, other: IndexMap) -> IndexMap:
     """Return the larger code of two masks in each pixel."""
     codes = np.array(mask.values)[mask.indices]
-    return index_map(np.maximum(codes, np.array(other.values)[other.indices]))
+    larger = index_map(np.maximum(codes, np.array(other.values)[other.indices]))
+    larger.notes = mask.notes
+    return larger
 
 
 def _colors_count(codes: Collection[int]) -> bool:
