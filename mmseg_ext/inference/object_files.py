@@ -84,7 +84,7 @@ class ObjectFiles:
         every = list(itertools.chain.from_iterable(objects.values()))
         if "json" in self.formats:
             file = self.folder / "objects" / name.with_suffix(".geojson")
-            write_text(json.dumps(geojson(every, place)), file)
+            write_text(json.dumps(geojson(every, place=place)), file)
             if place is not None and not place.crs():
                 self.unplaced.append(str(image))
         height, width = result.labels.shape

@@ -81,7 +81,7 @@ def test_label_maps_and_polygons_have_the_place_of_the_photo(kind, tmp_path):
     assert (tifffile.imread(tmp_path / "out/b.tif") == labels).all()
     copied = read_georeference(tmp_path / "out/b.tif")
     assert copied.tags == place.tags and copied.epsg == code
-    content = json.loads(json.dumps(geojson(find_objects(labels, 300, "pixel"), place)))
+    content = json.loads(json.dumps(geojson(find_objects(labels, 300, "pixel"), place=place)))
     (feature,) = content["features"]
     (ring,) = feature["geometry"]["coordinates"]
     assert list(corner) in ring and feature["properties"]["box"] == [3, 2, 1, 1]
@@ -97,7 +97,7 @@ def test_single_points_are_copied_and_place_no_polygon(tmp_path):
     points = doubles(TIE, *CORNER, 9, 0, 0, 500009, 5800001, 0)
     place = read_georeference(write(tmp_path / "a.tif", [points, projected(32632)]))
     assert place.tags[0][0] == TIE and len(place.tags[0][3]) == 12
-    assert geojson([], place).keys() == {"type", "features"}
+    assert geojson([], place=place).keys() == {"type", "features"}
     assert place.on_map(np.array([[3, 2]])).tolist() == [[3, 2]]
 
 
