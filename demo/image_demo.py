@@ -1,4 +1,4 @@
-"""Segment an image or a folder: `image_demo.py IMAGE|FOLDER CONFIG CKPT`; see `--help`."""
+"""Segment images or a video: `image_demo.py IMAGE|FOLDER|VIDEO CONFIG CKPT`; see `--help`."""
 
 from mmseg_ext.commands import start
 

@@ -41,7 +41,7 @@ COMMANDS = {
     "doctor": "Check what works on this machine and how fast; status 1 if a check fails.",
     "env": "Print versions, devices and registered names; status 1 if the mm stack is unusable.",
     "export": "Export a segmentor to ONNX; compare the file with the model.",
-    "image_demo": "Segment an image or a folder; write label maps and overlays as PNG files.",
+    "image_demo": "Segment an image, a folder or a video; write label maps and overlays.",
     "model_cost": "Count parameters and multiply-adds of configs; compute the memory of training.",
     "new_project": "Make a project from your images and masks: data folders and a fitting config.",
     "print_config": "Print the config and the run record that `train` would start with.",

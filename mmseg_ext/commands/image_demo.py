@@ -1,4 +1,4 @@
-"""Segment an image or a folder; write label maps and overlays as PNG files.
+"""Segment an image, a folder or a video; write label maps and overlays.
 
 Without CONFIG and CHECKPOINT, the project's own model is used: an EANet that finds the nuclei in
 microscopy images.
@@ -8,29 +8,35 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmseg_ext.commands import command, command_parser, device_flag, model_flags, named_model
-from mmseg_ext.errors import one_line
+from mmseg_ext.errors import join_names, one_line
 
 if TYPE_CHECKING:
-    from PIL import Image
+    import numpy as np
 
-    from mmseg_ext.inference.predictor import Segmentation
+    from mmseg_ext.inference.georeference import Georeference
+    from mmseg_ext.inference.object_files import ObjectFiles
+    from mmseg_ext.inference.predictor import Predictor, Segmentation
 
 # Measured: the image as decoded, in RGB and with the colors of the classes, its labels and the
 # picture that is written.
 BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
+Images = dict[Path, tuple[Path, int | None]]  # by the name of the result: a file, and its page
 
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("input", type=Path, help="image, or folder of images")
+    parser.add_argument("input", type=Path, help="image, folder of images, or video")
     model_flags(parser)
     parser.add_argument("--recursive", action="store_true", help="include subfolders")
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="folder for the results")
+    parser.add_argument("--pages", action="store_true", help="segment each image of a TIFF stack")
+    parser.add_argument("--confidence", action="store_true", help="write the labels' probabilities")
+    parser.add_argument("--frame-labels", action="store_true", help="write a video's label maps")
     parser.add_argument("--opacity", type=float, default=0.5, help="of the class colors, 0 to 1")
     parser.add_argument("--with-labels", action="store_true", help="write class names on the image")
     limit = f"skip larger images (default: {MAX_PIXELS}, about 2 GiB)"
@@ -42,7 +48,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="write each image's objects as GeoJSON")
     parser.add_argument("--coco", action="store_true", help="write all objects to coco.json")
-    parser.add_argument("--csv", action="store_true", help="write shares and counts to classes.csv")
+    tables = "write shares and counts to classes.csv, and measured objects to objects.csv"
+    parser.add_argument("--csv", action="store_true", help=tables)
+    side = "side of a pixel in micrometers, for objects.csv"
+    parser.add_argument("--pixel-size", type=float, metavar="UM", help=side)
     least = f"of an object, in pixels (default: {LEAST_PIXELS} of the network's input)"
     parser.add_argument("--min-area", type=int, help=least)
     parser.add_argument(
@@ -53,10 +62,11 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Path]:
+def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = False) -> Images:
     """Return the images at `path` by unique names for their results, relative to `out`'s folders.
 
-    The pictures of an earlier run, in folders of `out`, are left out.
+    An image is a file and the number of its page, or None if all pages are one image. The pictures
+    of an earlier run, in folders of `out`, are left out.
 
     Raises:
         ValueError: if there is no image.
@@ -64,19 +74,22 @@ def find_images(path: Path, out: Path, recursive: bool = False) -> dict[Path, Pa
     from mmseg_ext.images.files import image_files
     from mmseg_ext.images.values import IMAGE_SUFFIXES
 
-    own = {(out / name).resolve() for name in ("labels", "overlays")}
+    own = {(out / name).resolve() for name in ("labels", "overlays", "confidence")}
     found = [p for p in image_files(path, recursive) if own.isdisjoint(p.resolve().parents)]
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: no image there ({suffixes}); --recursive searches deeper")
     folder = _folder_of(path)
-    results: dict[Path, Path] = {}
+    results: Images = {}
     for image in found:
         name = image.relative_to(folder)
-        result = name.with_suffix(".png")
-        if result in results:  # a.jpg and a.bmp: the second result is a.bmp.png
-            result = Path(f"{name}.png")
-        results[result] = image
+        count = _count_pages(image) if pages else 1
+        for page in range(count):
+            end = f"_page{page + 1:0{len(str(count))}}" if count > 1 else ""
+            result = name.with_name(f"{name.stem}{end}.png")
+            if result in results:  # a.jpg and a.bmp: the second result is a.bmp.png
+                result = name.with_name(f"{name.stem}{end}{name.suffix}.png")
+            results[result] = (image, page if count > 1 else None)
     return results
 
 
@@ -85,76 +98,177 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+def _count_pages(path: Path) -> int:
+    """Return the number of images in a file; 1 if it is no TIFF or cannot be read."""
+    from mmseg_ext.images.values import tiff_file, tiff_images
+
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        return 1
+    try:
+        with tiff_file(path) as file:
+            return len(tiff_images(file))
+    except Exception:  # of any kind; the prediction reports it
+        return 1
+
+
 @command(parser)
 def main(args: argparse.Namespace) -> int:
+    import cv2
+
     from mmseg_ext.inference.object_files import ObjectFiles
     from mmseg_ext.inference.predictor import Predictor
-    from mmseg_ext.terminal import progress
+    from mmseg_ext.inference.videos import VIDEO_SUFFIXES
 
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity={args.opacity}: choose a number from 0 to 1")
-    results = find_images(args.input, args.out, args.recursive)
-    folder = _folder_of(args.input)
+    if args.pixel_size is not None and not 0 < args.pixel_size < float("inf"):
+        raise ValueError(f"--pixel-size={args.pixel_size:g}: choose a positive number")
+    is_video = args.input.suffix.lower() in VIDEO_SUFFIXES and args.input.is_file()
+    images = {} if is_video else find_images(args.input, args.out, args.recursive, args.pages)
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
-    predictor = Predictor(model, tile=args.tile, amp=args.amp, value_range=args.value_range)
+    given = {name: getattr(args, name) for name in ("tile", "amp", "value_range", "confidence")}
+    predictor = Predictor(model, **given)
     unknown = set(args.classes or ()) - set(predictor.classes)
     if unknown:
         names = ", ".join(predictor.classes)
         raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
     warnings.showwarning = _print_warning  # as Python's documentation allows
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)  # it lists GeoTIFF's tags
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
     formats = [name for name in ("json", "coco", "csv") if getattr(args, name)]
-    files = ObjectFiles(args.out, formats, predictor.classes, args.classes)
-    todo = results.items()
-    if not args.tile:  # tiles have their own progress bar, and a terminal shows only one
-        todo = progress(todo, "segmenting", len(results))
-    failed = 0
-    for name, path in todo:
-        try:
-            _check_size(path, args.max_pixels)
-            result = predictor(path)
-            draw = _with_labels if args.with_labels else type(result).overlay
-            overlay = draw(result, args.opacity)
-        except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
-            _print_error(error, path)
-            failed += 1
-            continue
-        _write_pictures(result, overlay, args.out, name)
-        if formats:
-            files.add(result, path.relative_to(folder), name, _least_area(args, result))
+    files = ObjectFiles(args.out, formats, predictor.classes, args.classes, args.pixel_size)
+    if is_video:
+        failed = _segment_video(args, predictor, files)
+    else:
+        failed = _segment_images(args, images, predictor, files)
     files.write()
     if files.small:
         print(f"left out: {files.small} objects smaller than --min-area; --min-area 0 keeps them")
-    print(f"{len(results) - failed} images segmented into {args.out}")
-    return int(failed > 0)
+    if files.unplaced:
+        text = "declares no EPSG code or no transform, and so does its GeoJSON; gdalwarp adds both"
+        print(f"warning: {join_names(files.unplaced)}: {text}", file=sys.stderr)
+    return int(failed)
+
+
+def _segment_images(
+    args: argparse.Namespace, images: Images, predictor: "Predictor", files: "ObjectFiles"
+) -> bool:
+    """Write the results of all images, and return whether one failed."""
+    from mmseg_ext.images.values import read_page
+    from mmseg_ext.inference.georeference import read_georeference
+    from mmseg_ext.terminal import progress
+
+    todo = images.items()
+    if not args.tile:  # tiles have their own progress bar, and a terminal shows only one
+        todo = progress(todo, "segmenting", len(images))
+    failed = 0
+    for name, (path, page) in todo:
+        try:
+            _check_size(path, args.max_pixels)
+            place = read_georeference(path, page)
+            image: Any = path if page is None else read_page(path, page)
+            result = predictor(image)
+            objects = files.objects(result, _least_area(args, result))
+            overlay = result.overlay(args.opacity, objects, args.with_labels)
+            values = _values(image) if args.csv else None
+        except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
+            _print_error(error, path, page)
+            failed += 1
+            continue
+        _write_maps(result, args.out, name, place)
+        _write_png(overlay, args.out / "overlays" / name)
+        source = path.relative_to(_folder_of(args.input))
+        if page is not None:
+            source = source.with_name(name.stem + path.suffix)
+        files.add(result, objects, source, name, place, values)
+    print(f"{len(images) - failed} images segmented into {args.out}")
+    return failed > 0
+
+
+def _segment_video(args: argparse.Namespace, predictor: "Predictor", files: "ObjectFiles") -> bool:
+    """Write the results of a video, and return whether some frames are missing."""
+    import numpy as np
+
+    from mmseg_ext.inference.videos import frames, open_video, video_writer
+    from mmseg_ext.terminal import progress
+
+    capture, count, rate = open_video(args.input)
+    done, missing, folder = 0, [], Path(args.input.stem)
+    with video_writer(args.out / "overlays" / f"{folder}.mp4", rate) as write:
+        todo = progress(frames(capture, count), "segmenting", count)
+        for number, frame in enumerate(todo, 1):
+            if frame is None:
+                missing.append(str(number))
+                continue
+            done += 1
+            name = folder / f"{number:06}.png"
+            result = predictor(frame)
+            objects = files.objects(result, _least_area(args, result))
+            overlay = result.overlay(args.opacity, objects, args.with_labels, legend=False)
+            write(np.asarray(overlay))
+            if args.frame_labels or args.confidence:
+                _write_maps(result, args.out, name)
+            files.add(result, objects, name, name, values=frame)
+        if not done:
+            raise ValueError(f"{args.input}: no frame decodes; convert the video with ffmpeg")
+    print(f"{done} frames segmented into {args.out}")
+    if missing:
+        text = f"{len(missing)} of {count} frames do not decode: {join_names(missing)}"
+        _print_error(text, args.input)
+    return bool(missing)
 
 
 def _print_warning(message: Warning | str, *place: object) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def _print_error(error: Exception, path: Path) -> None:
+def _print_error(error: object, path: Path, page: int | None = None) -> None:
     """Print one line with the path of the image, which many errors begin with."""
     text = one_line(error)
+    if page is not None:
+        text = f"page {page + 1}: {text.removeprefix('image: ')}"
     if str(path) not in text:
         text = f"{path}: {text}"
     print(f"error: {text}", file=sys.stderr)
 
 
-def _write_pictures(
-    result: "Segmentation", overlay: "Image.Image", folder: Path, name: Path
+def _values(image: Any) -> "np.ndarray":
+    """Return the values (H, W, bands) of a file or page as it declares them, without alpha."""
+    import numpy as np
+
+    from mmseg_ext.images.files import read, read_bytes
+
+    pixels = read(read_bytes(str(image)), str(image)) if isinstance(image, Path) else image
+    return np.delete(pixels.upright().values, pixels.alpha, axis=2)
+
+
+def _write_maps(
+    result: "Segmentation", folder: Path, name: Path, place: "Georeference | None" = None
 ) -> None:
-    """Write `labels/NAME` and `overlays/NAME`."""
+    """Write `labels/NAME` and `confidence/NAME`; GeoTIFFs of an image that has a place."""
+    import numpy as np
     from PIL import Image
 
+    from mmseg_ext.inference.georeference import write_geotiff
+
+    maps = {"labels": result.labels}
+    if result.confidence is not None:
+        maps["confidence"] = np.rint(result.confidence * np.float16(255)).astype(np.uint8)
+    for kind, values in maps.items():
+        if place is None:
+            _write_png(Image.fromarray(values), folder / kind / name)
+        else:
+            write_geotiff(values, place, folder / kind / name.with_suffix(".tif"))
+
+
+def _write_png(picture: Any, path: Path) -> None:
     from mmseg_ext.atomic_write import atomic_write
 
-    for kind, picture in (("labels", Image.fromarray(result.labels)), ("overlays", overlay)):
-        with atomic_write(folder / kind / name) as part:
-            picture.save(part, "PNG")
+    with atomic_write(path) as part:
+        picture.save(part, "PNG")
 
 
 def _least_area(args: argparse.Namespace, result: "Segmentation") -> int:
@@ -173,20 +287,3 @@ def _check_size(path: Path, most: int) -> None:
         memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
         allow = f"allow it with --max-pixels {width * height}"
         raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")
-
-
-def _with_labels(result: "Segmentation", opacity: float) -> "Image.Image":
-    """Return mmsegmentation's overlay, with the class names."""
-    import numpy as np
-    import torch
-    from mmengine.structures import PixelData
-    from mmseg.structures import SegDataSample
-    from mmseg.visualization import SegLocalVisualizer
-    from PIL import Image
-
-    visualizer = SegLocalVisualizer(alpha=opacity)
-    visualizer.dataset_meta = dict(classes=result.classes, palette=result.palette.tolist())
-    labels = torch.from_numpy(result.labels.astype(np.int64))[None]  # (1, H, W)
-    sample = SegDataSample(pred_sem_seg=PixelData(data=labels))
-    visualizer.add_datasample("", result.image, sample, draw_gt=False, with_labels=True)
-    return Image.fromarray(visualizer.get_image())

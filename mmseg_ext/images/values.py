@@ -6,9 +6,11 @@ TIFFs whose compression tifffile lacks. `demo/run_exported.py` uses it without t
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,19 +223,11 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
 
 
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
-    try:
-        import tifffile
-    except ImportError as error:
-        raise ValueError("is a TIFF, which needs tifffile; pip install tifffile") from error
-    with tifffile.TiffFile(io.BytesIO(data)) as file:
+    with tiff_file(io.BytesIO(data)) as file:
         series, axes = _only_image(file)
         page: Any = series.keyframe
-        more = _declarations(page, axes)
         try:
-            if page.photometric > _PALETTE:
-                space = getattr(page.photometric, "name", page.photometric)
-                raise ValueError(f"has the color space {space}; save it as RGB")
-            values = series.asarray()
+            values = _tiff_values(series)
         except Exception:  # without imagecodecs tifffile lacks some compressions
             if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
                 with Image.open(io.BytesIO(data)) as image:
@@ -242,30 +236,93 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
             if values is None:
                 raise
             bits = page.bitspersample if values.dtype == np.uint16 else None
-            return declared(values, bits, **more)
-        places = list(map(series.axes.index, axes))
-        values = np.moveaxis(values, places, range(len(axes)))
-        values = values.reshape(values.shape[: len(axes)])  # without other axes, of size 1
-        if page.photometric == _MINISWHITE and values.dtype.kind == "b":
-            values = ~values
-        elif page.photometric == _MINISWHITE and values.dtype.kind == "u":
-            values = 2**page.bitspersample - 1 - values
-        if page.photometric == _PALETTE:
-            colors = page.colormap.T  # (values, 3)
-            if colors.max() > 255:
-                colors = colors >> 8
-            colors = colors.astype(np.uint8)
-            if not indices:
-                return declared(colors[values], **more)
-            more["palette"] = np.insert(colors, 3, 255, axis=1)
-        return declared(values, page.bitspersample, **more)
+            return declared(values, bits, **_declarations(page, axes))
+        return _tiff_pixels(values, series.axes, page, axes, indices)
+
+
+def tiff_file(file: Any) -> Any:
+    """Return an open TIFF; its images, of which a stack has several, are in `tiff_images`."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise ValueError("is a TIFF, which needs tifffile; pip install tifffile") from error
+    return tifffile.TiffFile(file)
+
+
+def tiff_images(file: Any) -> list[list[Any]]:
+    """Return the images of a TIFF, each as its pages: one, or one for each channel.
+
+    Raises:
+        ValueError: for a stack in a file that has no page for each image.
+    """
+    images = []
+    for series in file.series:
+        if series.keyframe.subfiletype & (_REDUCED | _MASK):
+            continue
+        outer = len(series.axes) - len(series.keyframe.axes)  # axes that the pages do not have
+        sizes, pages = series.shape[:outer], series.pages
+        if math.prod(sizes) != len(pages) or None in pages:
+            raise ValueError(f"has {len(pages)} pages for {sizes} images; save it as a plain stack")
+        numbers = np.arange(len(pages)).reshape(*sizes, 1)
+        if "C" in series.axes[:outer]:
+            numbers = np.moveaxis(numbers, series.axes.index("C"), -1)
+        for channels in numbers.reshape(-1, numbers.shape[-1]):
+            images.append([pages[i] for i in channels])
+    return sorted(images, key=lambda pages: pages[0].index)  # a series has pages of one size
+
+
+def read_page(path: str | Path, number: int) -> Pixels:
+    """Return an image of a stack, by its number from 0 in `tiff_images`.
+
+    Raises:
+        ValueError: for an unknown layout.
+        Exception: of a decoder, for damaged files.
+    """
+    with tiff_file(path) as file:
+        pages = tiff_images(file)[number]
+        page = pages[0].keyframe
+        values, axes = _tiff_values(pages[0]), page.axes
+        if len(pages) > 1:
+            values, axes = np.stack([values, *map(_tiff_values, pages[1:])]), "C" + axes
+        order = "YX" + "".join(axis for axis in axes if axis not in "YX")
+        return _tiff_pixels(values, axes, page, order, False)
+
+
+def _tiff_values(image: Any) -> np.ndarray:
+    """Return the values of a series or page."""
+    page = image.keyframe
+    if page.photometric > _PALETTE:
+        space = getattr(page.photometric, "name", page.photometric)
+        raise ValueError(f"has the color space {space}; save it as RGB")
+    return image.asarray()
+
+
+def _tiff_pixels(values: np.ndarray, stored: str, page: Any, axes: str, indices: bool) -> Pixels:
+    """Return decoded values, with axes in the order `stored`, as `axes` and the page declare."""
+    more = _declarations(page, axes)
+    values = np.moveaxis(values, list(map(stored.index, axes)), range(len(axes)))
+    values = values.reshape(values.shape[: len(axes)])  # without other axes, of size 1
+    if page.photometric == _MINISWHITE and values.dtype.kind == "b":
+        values = ~values
+    elif page.photometric == _MINISWHITE and values.dtype.kind == "u":
+        values = 2**page.bitspersample - 1 - values
+    if page.photometric == _PALETTE:
+        colors = page.colormap.T  # (values, 3)
+        if colors.max() > 255:
+            colors = colors >> 8
+        colors = colors.astype(np.uint8)
+        if not indices:
+            return declared(colors[values], **more)
+        more["palette"] = np.insert(colors, 3, 255, axis=1)
+    return declared(values, page.bitspersample, **more)
 
 
 def _only_image(file: Any) -> tuple[Any, str]:
     """Return the series of a TIFF with one image, and its axes: YX, or with bands YXS or YXC."""
     full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
     if len(full) != 1:
-        raise ValueError(f"has {len(full)} images; save each image in a separate file")
+        todo = "save each image in a separate file (image_demo --pages segments each)"
+        raise ValueError(f"has {len(full)} images; {todo}")
     if None in full[0].pages:
         found = "channels in several files instead of one"
         raise ValueError(f"has {found} images; save each image in a separate file")
@@ -275,7 +332,8 @@ def _only_image(file: Any) -> tuple[Any, str]:
         pages = " x ".join(f"{size} {axis}" for axis, size in sizes.items())
         raise ValueError(
             f"is a stack of pages ({pages}) that are not declared as channels; save each page in a "
-            "separate file, or channels with tifffile.imwrite(..., metadata={'axes': 'CYX'})"
+            "separate file (image_demo --pages segments each), or channels with "
+            "tifffile.imwrite(..., metadata={'axes': 'CYX'})"
         )
     return full[0], "YX" + bands
 

@@ -1,26 +1,41 @@
-"""Files of the objects in segmented images: GeoJSON of each image, a COCO file and a CSV table."""
+"""Files of the objects in segmented images: GeoJSON of each image, a COCO file and CSV tables."""
 
 import csv
+import io
 import itertools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.inference.objects import SegmentedObject, coco_annotation, geojson
+from mmseg_ext.inference.georeference import Georeference
+from mmseg_ext.inference.objects import (
+    BACKGROUNDS,
+    BORDER,
+    SegmentedObject,
+    coco_annotation,
+    geojson,
+)
 from mmseg_ext.inference.predictor import Segmentation
 
-BACKGROUNDS = ("background", "class_0")  # class_0: the lowest value of masks without names
+# Columns of objects.csv, in pixels; then those in micrometers, and the mean of each band.
+_MEASURES = "area centroid_x centroid_y box_x box_y box_width box_height"
+_MEASURES += " equivalent_diameter perimeter circularity"
+_MICROMETERS = ["area_um2", "equivalent_diameter_um", "perimeter_um"]
 
 
 class ObjectFiles:
-    """Writes objects to `objects/*.geojson` at once, and to `coco.json` and `classes.csv` at last.
+    """Writes objects to `objects/*.geojson` at once, and to tables and `coco.json` at last.
 
     Args:
         folder: where the files are written.
         formats: some of "json", "coco" and "csv".
         classes: of the model, in the order of its labels.
-        chosen: the classes whose objects are written; by default all but the background.
+        chosen: the classes whose objects are written; by default all but the background, and in
+            `objects.csv` all but the border.
+        pixel_size: side of a pixel in micrometers.
     """
 
     def __init__(
@@ -29,42 +44,20 @@ class ObjectFiles:
         formats: Collection[str],
         classes: Sequence[str],
         chosen: Sequence[str] | None = None,
+        pixel_size: float | None = None,
     ):
         self.folder, self.formats, self.chosen = folder, formats, chosen
+        self.pixel_size = pixel_size
         self.numbers = {name: number for number, name in enumerate(classes, 1)}
         self.small = 0  # objects that were left out
+        self.unplaced: list[str] = []  # images on maps whose coordinate system has no code
         self.images: list[dict] = []  # of coco.json, as the annotations
         self.annotations: list[dict] = []
         self.rows: list[dict] = []  # of classes.csv
+        self.object_rows = io.StringIO(newline="")  # of objects.csv; text needs a tenth of memory
+        self.bands = 0  # the most of an image
 
-    def add(self, result: Segmentation, image: Path, name: Path, least: int) -> None:
-        """Add the objects of at least `least` pixels.
-
-        The tables call the image `image`; `name` is the path of its GeoJSON in the folder.
-        """
-        objects = self._objects_by_class(result, least)
-        every = list(itertools.chain.from_iterable(objects.values()))
-        if "json" in self.formats:
-            file = self.folder / "objects" / name.with_suffix(".geojson")
-            colors = dict(zip(result.classes, result.palette.tolist(), strict=True))
-            write_text(json.dumps(geojson(every, colors)), file)
-        height, width = result.labels.shape
-        about = {"file_name": str(image), "width": width, "height": height}
-        image_id = len(self.images) + 1
-        self.images.append({"id": image_id, **about})
-        self.rows.append(about | self._shares(result, objects))
-        if "coco" in self.formats:
-            for found in every:
-                annotation = {
-                    "id": len(self.annotations) + 1,
-                    "image_id": image_id,
-                    "category_id": self.numbers[found.name],
-                }
-                self.annotations.append(annotation | coco_annotation(found, (height, width)))
-
-    def _objects_by_class(
-        self, result: Segmentation, least: int
-    ) -> dict[str, list[SegmentedObject]]:
+    def objects(self, result: Segmentation, least: int) -> dict[str, list[SegmentedObject]]:
         """Return the objects of the chosen classes, and count those that are too small."""
         chosen = self.chosen or [name for name in result.classes if name not in BACKGROUNDS]
         objects = {}
@@ -74,7 +67,62 @@ class ObjectFiles:
             self.small += len(found) - len(objects[name])
         return objects
 
-    def _shares(self, result: Segmentation, objects: dict[str, list[SegmentedObject]]) -> dict:
+    def add(
+        self,
+        result: Segmentation,
+        objects: Mapping[str, Sequence[SegmentedObject]],
+        image: Path,
+        name: Path,
+        place: Georeference | None = None,
+        values: np.ndarray | None = None,
+    ) -> None:
+        """Add an image's objects, on a map if it has a place.
+
+        The tables call it `image` and have the means of its `values` (H, W, bands); `name` is the
+        path of its GeoJSON in the folder.
+        """
+        every = list(itertools.chain.from_iterable(objects.values()))
+        if "json" in self.formats:
+            file = self.folder / "objects" / name.with_suffix(".geojson")
+            colors = dict(zip(result.classes, result.palette.tolist(), strict=True))
+            write_text(json.dumps(geojson(every, colors, place)), file)
+            if place is not None and not place.crs():
+                self.unplaced.append(str(image))
+        height, width = result.labels.shape
+        about = {"file_name": str(image), "width": width, "height": height}
+        image_id = len(self.images) + 1
+        if "csv" in self.formats:
+            self.rows.append(about | self._shares(result, objects))
+            self._add_measures(str(image), every, values)
+        if "coco" in self.formats:
+            self.images.append({"id": image_id, **about})
+            for found in every:
+                annotation = {
+                    "id": len(self.annotations) + 1,
+                    "image_id": image_id,
+                    "category_id": self.numbers[found.name],
+                }
+                self.annotations.append(annotation | coco_annotation(found, (height, width)))
+
+    def _add_measures(
+        self, image: str, objects: Sequence[SegmentedObject], values: np.ndarray | None
+    ) -> None:
+        table = csv.writer(self.object_rows, lineterminator="\n")
+        for found in objects:
+            if found.name == BORDER and not self.chosen:
+                continue
+            diameter, perimeter = found.equivalent_diameter, found.perimeter
+            row = [found.area, *found.centroid, *found.box, diameter, perimeter, found.circularity]
+            if self.pixel_size:
+                side = self.pixel_size
+                row += [found.area * side**2, diameter * side, perimeter * side]
+            means = [] if values is None else found.mean(values)
+            self.bands = max(self.bands, len(means))
+            table.writerow([image, found.name, *(f"{number:.10g}" for number in row + means)])
+
+    def _shares(
+        self, result: Segmentation, objects: Mapping[str, Sequence[SegmentedObject]]
+    ) -> dict:
         """Return each class's share of the pixels, and the number of its objects."""
         row = {}
         for name in self.chosen or result.classes:
@@ -85,7 +133,7 @@ class ObjectFiles:
         return row
 
     def write(self) -> None:
-        """Write `coco.json` and `classes.csv`."""
+        """Write `coco.json`, `classes.csv` and `objects.csv`."""
         if "coco" in self.formats:
             categories = [{"id": number, "name": name} for name, number in self.numbers.items()]
             content = {
@@ -100,3 +148,9 @@ class ObjectFiles:
                 table = csv.DictWriter(file, self.rows[0], lineterminator="\n")
                 table.writeheader()
                 table.writerows(self.rows)
+            columns = ["file_name", "class", *_MEASURES.split()]
+            if self.pixel_size:
+                columns += _MICROMETERS
+            columns += [f"mean_{band}" for band in range(1, self.bands + 1)]
+            rows = self.object_rows.getvalue()
+            write_text(",".join(columns) + "\n" + rows, self.folder / "objects.csv")

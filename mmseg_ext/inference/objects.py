@@ -4,11 +4,17 @@ Coordinates are pixels from the upper left corner of the image, x before y. The 
 to 1, so its center is at 0.5, and polygons follow the edges of the pixels.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
+
+from mmseg_ext.inference.georeference import Georeference
+
+BACKGROUNDS = ("background", "class_0")  # class_0: the lowest value of masks without names
+BORDER = "border"  # between objects that touch
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +54,42 @@ class SegmentedObject:
             rings.append(ring[differs])
         return sorted(rings, key=lambda ring: ring.min(0).tolist())  # the outline starts leftmost
 
+    @property
+    def equivalent_diameter(self) -> float:
+        """The diameter of a disk with this area."""
+        return math.sqrt(4 * self.area / math.pi)
+
+    @property
+    def perimeter(self) -> float:
+        """Length of the outline and of the holes, by Crofton's formula.
+
+        It counts how often lines in four directions cross them, like `perimeter_crofton` of
+        scikit-image, and is right on average, while the edges of pixels are too long.
+        """
+        mask = np.pad(self.mask, 1)
+        straight = (mask[1:] != mask[:-1]).sum() + (mask[:, 1:] != mask[:, :-1]).sum()
+        falling = (mask[1:, 1:] != mask[:-1, :-1]).sum()
+        rising = (mask[1:, :-1] != mask[:-1, 1:]).sum()
+        return math.pi / 8 * float(straight + (falling + rising) / math.sqrt(2))
+
+    @property
+    def circularity(self) -> float:
+        """4 pi area / perimeter^2: 1 for a disk and for objects of few pixels."""
+        return min(1, 4 * math.pi * self.area / self.perimeter**2)
+
+    def mean(self, values: np.ndarray) -> list[float]:
+        """Return the mean of each band of an image (H, W, bands) over the pixels."""
+        x, y, width, height = self.box
+        return values[y : y + height, x : x + width][self.mask].mean(0, np.float64).tolist()
+
 
 def find_objects(
     labels: np.ndarray, index: int, name: str, min_area: int = 0
 ) -> list[SegmentedObject]:
     """Return the objects of class `index` in `labels` (H, W), from top to bottom."""
     of_class = (labels == index).view(np.uint8)
+    if not of_class.any():
+        return []
     _, parts, stats, centers = cv2.connectedComponentsWithStats(of_class, connectivity=4)
     objects = []
     for i in range(1, len(stats)):
@@ -66,17 +102,21 @@ def find_objects(
 
 
 def geojson(
-    objects: Iterable[SegmentedObject], colors: Mapping[str, Sequence[int]] | None = None
+    objects: Iterable[SegmentedObject],
+    colors: Mapping[str, Sequence[int]] | None = None,
+    place: Georeference | None = None,
 ) -> dict:
     """Return a GeoJSON FeatureCollection of polygons, in pixels instead of degrees.
 
-    QuPath opens them as annotations, in the RGB colors of their classes if `colors` has them.
+    QuPath opens them as annotations, in the RGB colors of their classes if `colors` has them. With
+    the place of the image they are in the coordinates of its map, and `crs` names these, as GDAL
+    and QGIS read it. The properties remain in pixels.
     """
     features = []
     for found in objects:
         rings = []
         for ring in found.polygon:
-            points = ring.tolist()
+            points = (ring if place is None else place.on_map(ring)).tolist()
             rings.append(points + points[:1])  # GeoJSON repeats the first point at the end
         classification: dict = {"name": found.name}
         if colors and found.name in colors:
@@ -95,7 +135,8 @@ def geojson(
                 "geometry": {"type": "Polygon", "coordinates": rings},
             }
         )
-    return {"type": "FeatureCollection", "features": features}
+    crs = {} if place is None else place.crs()
+    return {"type": "FeatureCollection", **crs, "features": features}
 
 
 def coco_annotation(found: SegmentedObject, size: tuple[int, int]) -> dict:

@@ -7,8 +7,9 @@ a batch, also for several images. Each prediction is written into the arrays of 
 """
 
 import contextlib
+import itertools
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise, product
@@ -33,7 +34,8 @@ from mmseg_ext.images.pictures import to_picture
 from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import SegmentedObject, find_objects
+from mmseg_ext.inference.objects import BACKGROUNDS, BORDER, SegmentedObject, find_objects
+from mmseg_ext.inference.overlays import draw_overlay, with_legend, write_names
 from mmseg_ext.inference.scale import blank_image, other_scale, other_views, scaled_like, small_tile
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
@@ -41,7 +43,7 @@ from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
 from mmseg_ext.terminal import progress
 
 T = TypeVar("T")
-ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
+ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor | Pixels
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,33 @@ class Segmentation:
     confidence: np.ndarray | None = None
     reduction: float = 1.0
 
-    def overlay(self, opacity: float = 0.5) -> Image.Image:
-        """Return the image under the colors of its labels."""
-        blend = np.empty_like(self.image)
-        for row, pixels, labels in zip(blend, self.image, self.labels, strict=True):
-            row[:] = pixels * (1 - opacity) + self.palette[labels] * opacity + 0.5
-        return Image.fromarray(blend)
+    def overlay(
+        self,
+        opacity: float = 0.5,
+        objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
+        names: bool = False,
+        legend: bool = True,
+    ) -> Image.Image:
+        """Return the image with its classes in color and a line around each object.
+
+        Args:
+            opacity: of the colors inside the lines.
+            objects: of each class, as counted in the legend.
+            names: write each of these objects' class on it.
+            legend: add the classes of the objects below the image.
+        """
+        drawn = [name for name in self.classes if name not in (*BACKGROUNDS, BORDER)]
+        numbers = [self.classes.index(name) for name in drawn]
+        picture = Image.fromarray(
+            draw_overlay(self.image, self.labels, self.palette, numbers, opacity)
+        )
+        found = {name: each for name, each in (objects or {}).items() if each and name in drawn}
+        if names:
+            write_names(picture, itertools.chain.from_iterable(found.values()))
+        if not legend:
+            return picture
+        colors = dict(zip(self.classes, self.palette, strict=True))
+        return with_legend(picture, colors, {name: len(each) for name, each in found.items()})
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.
@@ -254,7 +277,8 @@ class Predictor:
         - an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4) in the order RGB, as of Pillow. OpenCV
           reads BGR: pass `image[..., ::-1]`;
         - a tensor (H, W), (1, H, W), (3, H, W) or (4, H, W), in the order RGB;
-        - for a network of n channels, an array (H, W, n) or a tensor (n, H, W).
+        - for a network of n channels, an array (H, W, n) or a tensor (n, H, W);
+        - a page of a stack: `mmseg_ext.images.values.read_page(path, number)`.
 
         A network of three channels gets gray repeated and no alpha. The values are of uint8, of
         uint16, or floats of 0 to 1; with a value range, of any type. Photos are rotated by their
@@ -435,6 +459,8 @@ def image_loader(settings: dict, channels: int, value_range: ValueRange | None =
 
 def _pixels(image: Any, channels: int) -> Pixels:
     """Return the pixels of a picture, an array or a tensor, with colors in the order RGB."""
+    if isinstance(image, Pixels):
+        return image
     if isinstance(image, Image.Image):
         return picture_pixels(image)
     if isinstance(image, Tensor):

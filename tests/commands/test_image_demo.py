@@ -5,14 +5,18 @@ import json
 import os
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+import tifffile
 import torch
 from mmseg.apis import inference_model, init_model
 from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
+from mmseg_ext.images.values import read_page
+from mmseg_ext.inference.georeference import read_georeference
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.engine.runs import ROOT
@@ -75,8 +79,11 @@ def test_a_folder_is_segmented_and_broken_images_are_named(folder, checkpoint, c
         labels = read(out / "labels" / result)
         assert (labels == expected).all()
         overlay = read(out / "overlays" / result)[: labels.shape[0], : labels.shape[1]].astype(int)
-        mixed = (read(folder / image) + np.array(META["palette"])[labels]) / 2
-        assert np.abs(overlay - mixed).max() <= 1
+        colors = np.array(META["palette"])[labels]
+        mixed = (read(folder / image) + colors) / 2
+        inside = np.abs(overlay - mixed).max(2) <= 1
+        lines = (overlay == colors).all(2)
+        assert (inside | lines).all() and inside.any() and lines.any()
 
 
 def test_results_beside_the_images(folder, checkpoint, tmp_path, monkeypatch):
@@ -213,6 +220,164 @@ def test_more_than_256_classes(tmp_path, folder):
     assert (overlay[:64, :64] == model.dataset_meta["palette"][299]).all()
 
 
+def write_geotiff(path: Path, pixels: np.ndarray) -> None:
+    """Write a photo in UTM zone 32N, whose pixels are half a meter, with its corner at 100, 900."""
+    tags = [
+        (33550, 12, 3, [0.5, 0.5, 0], True),
+        (33922, 12, 6, [0, 0, 0, 100, 900, 0], True),
+        (34735, 3, 12, [1, 1, 0, 2, 1024, 0, 1, 1, 3072, 0, 1, 32632], True),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tifffile.imwrite(path, pixels, photometric="rgb", metadata=None, extratags=tags)
+
+
+@pytest.mark.parametrize("tile", [(), ("--tile", "48")])
+def test_a_photo_on_a_map_has_results_on_the_map(tile, checkpoint, tmp_path, capsys):
+    photo, out = tmp_path / "field.tif", tmp_path / "out"
+    pixels = random_image(np.random.RandomState(0), (80, 64))
+    write_geotiff(photo, pixels)
+    words = [str(photo), CONFIG, checkpoint, *tile, "--out", str(out)]
+    assert run("image_demo", [*words, "--json", "--confidence", "--min-area", "9"]) == 0
+    assert capsys.readouterr().err == ""
+    predictor = Predictor(CONFIG, checkpoint, tile=48 if tile else None, confidence=True)
+    result = predictor(pixels)
+    written = tifffile.imread(out / "labels/field.tif")
+    assert (written == result.labels).all() and len(np.unique(written)) > 1
+    confidence = tifffile.imread(out / "confidence/field.tif") / 255
+    assert np.abs(confidence - result.confidence.astype(float)).max() < 0.003
+    for kind in ("labels", "confidence"):
+        place = read_georeference(out / kind / "field.tif")
+        assert place.epsg == 32632 and place.on_map(np.array([[10, 4]])).tolist() == [[105, 898]]
+        assert not (out / kind / "field.png").exists()
+    content = json.loads((out / "objects/field.geojson").read_text())
+    assert content["crs"]["properties"]["name"].endswith("EPSG::32632")
+    expected = [found for name in result.classes for found in result.objects(name, 9)]
+    assert len(expected) == len(content["features"]) > 2
+    for found, feature in zip(expected, content["features"], strict=True):
+        (x, y), ring = feature["geometry"]["coordinates"][0][0], found.polygon[0]
+        assert [x, y] == [100 + ring[0][0] / 2, 900 - ring[0][1] / 2]
+    no_code = tmp_path / "no_code.tif"
+    tags = [(33550, 12, 3, [1, 1, 0], True), (33922, 12, 6, [0, 0, 0, 1, 9, 0], True)]
+    tifffile.imwrite(no_code, pixels, photometric="rgb", metadata=None, extratags=tags)
+    assert run("image_demo", [str(no_code), *words[1:], "--json"]) == 0
+    assert lines_with(capsys.readouterr().err, "no_code.tif", "EPSG")
+
+
+def test_each_page_of_a_stack_has_results(checkpoint, tmp_path, capsys):
+    """Pages of several sizes; a file of one image keeps its name, and a bad page is named."""
+    folder, out = tmp_path / "stacks", tmp_path / "out"
+    random = np.random.RandomState(0)
+    pages = [random_image(random, size) for size in ((48, 64), (64, 48), (48, 64))]
+    folder.mkdir()
+    with tifffile.TiffWriter(folder / "z.tif") as file:
+        for page in pages:
+            file.write(page, photometric="rgb", metadata=None)
+    tifffile.imwrite(folder / "one.tif", pages[0], photometric="rgb")
+    save(folder / "photo.png", pages[1])
+    words = [str(folder), CONFIG, checkpoint, "--out", str(out), "--csv", "--coco", "--confidence"]
+    assert run("image_demo", words) == 1
+    assert lines_with(capsys.readouterr().err, f"{folder}/z.tif:", "--pages")
+    assert run("image_demo", [*words, "--pages"]) == 0
+    predictor = Predictor(CONFIG, checkpoint, confidence=True)
+    names = ["one", "photo", "z_page1", "z_page2", "z_page3"]
+    assert sorted(path.stem for path in (out / "labels").iterdir()) == names
+    for i, pixels in enumerate(pages):
+        result = predictor(pixels)
+        for given in (read_page(folder / "z.tif", i), [read_page(folder / "z.tif", i)]):
+            again = predictor(given)
+            again = again[0] if isinstance(again, list) else again
+            assert (again.labels == result.labels).all() and (again.image == pixels).all()
+        assert (read(out / f"labels/z_page{i + 1}.png") == result.labels).all()
+        confidence = read(out / f"confidence/z_page{i + 1}.png") / 255
+        assert np.abs(confidence - result.confidence.astype(float)).max() < 0.003
+    coco = json.loads((out / "coco.json").read_text())
+    files = [image["file_name"] for image in coco["images"]]
+    assert files == ["one.tif", "photo.png", "z_page1.tif", "z_page2.tif", "z_page3.tif"]
+    with tifffile.TiffWriter(folder / "z.tif") as file:
+        file.write(pages[0], photometric="rgb", metadata=None)
+        file.write(pages[1][..., :2], photometric="minisblack", metadata=None, planarconfig=1)
+    assert run("image_demo", [*words, "--pages"]) == 1
+    assert lines_with(capsys.readouterr().err, f"{folder}/z.tif:", "page 2", "2 bands")
+
+
+def test_the_table_of_objects_has_measures(tmp_path, capsys):
+    """In pixels, in micrometers, and of the file's own values; borders are no objects."""
+    gray = np.asarray(Image.open(ROOT / "demo/nuclei.png").convert("L")).astype(np.uint16)
+    photo, out = tmp_path / "nuclei.tif", tmp_path / "out"
+    tifffile.imwrite(photo, gray * 16, photometric="minisblack")
+    words = [str(photo), WEIGHTS.stem, "--value-range", "0", "4080", "--out", str(out), "--csv"]
+    tables = []
+    for more in ((), ("--pixel-size", "0.5"), ("--classes", "border")):
+        assert run("image_demo", [*words, *more]) == 0
+        with (out / "objects.csv").open() as file:
+            tables.append(list(csv.DictReader(file)))
+    plain, sized, borders = tables
+    result = Predictor(WEIGHTS.stem, value_range=(0, 4080))(photo)
+    expected = result.objects("nucleus", 16)
+    assert {row["class"] for row in plain} == {"nucleus"} and len(plain) == len(expected)
+    assert len(borders) == len(result.objects("border", 16)) > 0
+    for found, row, more in zip(expected, plain, sized, strict=True):
+        assert row["file_name"] == "nuclei.tif" and float(row["area"]) == found.area
+        assert [float(row[f"box_{key}"]) for key in ("x", "y", "width", "height")] == [*found.box]
+        center = (float(row["centroid_x"]), float(row["centroid_y"]))
+        assert center == pytest.approx(found.centroid)
+        x, y, width, height = found.box
+        own = gray[y : y + height, x : x + width][found.mask] * 16.0
+        assert float(row["mean_1"]) == pytest.approx(own.mean()) and "mean_2" not in row
+        assert float(row["circularity"]) == pytest.approx(found.circularity)
+        assert more.items() >= row.items()
+        assert float(more["area_um2"]) == pytest.approx(found.area / 4)
+        diameter = found.equivalent_diameter / 2
+        assert float(more["equivalent_diameter_um"]) == pytest.approx(diameter)
+
+
+def write_video(path: Path, code: str, frames: list[np.ndarray]) -> None:
+    size = (frames[0].shape[1], frames[0].shape[0])
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*code), 10, size)
+    for frame in frames:
+        writer.write(frame)
+    writer.release()
+
+
+def video_frames(path: Path) -> list[np.ndarray]:
+    file, frames = cv2.VideoCapture(str(path)), []
+    while (read := file.read())[0]:
+        frames.append(read[1])
+    return frames
+
+
+def test_a_video_has_a_video_of_overlays(checkpoint, tmp_path, capsys):
+    random, out = np.random.RandomState(0), tmp_path / "out"
+    drawn = [cv2.resize(random_image(random, (6, 8)), (64, 48)) for _ in range(5)]
+    video = tmp_path / "clip.avi"
+    write_video(video, "MJPG", drawn)
+    words = [str(video), CONFIG, checkpoint, "--out", str(out)]
+    assert run("image_demo", words) == 0
+    assert not (out / "labels").exists()
+    assert run("image_demo", [*words, "--frame-labels", "--csv", "--with-labels"]) == 0
+    predictor, frames = Predictor(CONFIG, checkpoint), video_frames(video)
+    overlays = video_frames(out / "overlays/clip.mp4")
+    assert len(overlays) == len(frames) == 5 and overlays[0].shape == (48, 64, 3)
+    for number, (frame, overlay) in enumerate(zip(frames, overlays, strict=True), 1):
+        result = predictor(frame[..., ::-1])
+        assert (read(out / f"labels/clip/{number:06}.png") == result.labels).all()
+        expected = np.asarray(result.overlay())[..., ::-1].astype(int)
+        assert np.abs(overlay - expected).mean() < 40  # MPEG-4 blurs noise and lines, and names
+    with (out / "classes.csv").open() as file:
+        assert [row["file_name"] for row in csv.DictReader(file)][-1] == "clip/000005.png"
+
+    content = video.read_bytes()
+    video.write_bytes(content[: len(content) * 3 // 5])
+    capsys.readouterr()
+    assert run("image_demo", words) == 1
+    error = capsys.readouterr().err
+    assert lines_with(error, f"{video}:", 5)
+    assert 1 <= len(video_frames(out / "overlays/clip.mp4")) <= 4
+    video.write_bytes(b"text")
+    assert run("image_demo", words) == 1
+    assert lines_with(capsys.readouterr().err, f"{video}:", "ffmpeg")
+
+
 def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
@@ -221,6 +386,8 @@ def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([image, CONFIG, "none", "--opacity", "1.5"], "--opacity=1.5: choose"),
         ([image, CONFIG, "none", "--opacity", "-1"], "--opacity=-1.0: choose"),
+        ([image, CONFIG, "none", "--pixel-size", "0"], "--pixel-size=0: choose"),
+        ([image, CONFIG, "none", "--pixel-size", "nan"], "--pixel-size=nan: choose"),
     ):
         assert run("image_demo", [*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err

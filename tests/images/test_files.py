@@ -15,7 +15,7 @@ from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import image_size  # of an image without decoding it
-from mmseg_ext.images.values import picture_pixels  # what Predictor does to a picture
+from mmseg_ext.images.values import picture_pixels, read_page, tiff_file, tiff_images
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
 NOISE = np.random.RandomState(0).randint(0, 256, (40, 48, 6), dtype=U8)
@@ -257,3 +257,43 @@ def test_other_options_of_mmcv_stay(tmp_path):
     assert found.dtype == np.float32 and np.array_equal(found, GRAY)
     with pytest.raises(UnreadableFileError, match=r"value_range=.*: give"):
         load(data, 1, (5, 5))
+
+
+STACKS = {  # the shape of the values, how tifffile writes them, and the axes in the order of images
+    "pages": ((4, 6, 8), dict(photometric="minisblack"), "NYX"),
+    "white is zero": ((4, 6, 8), dict(photometric="miniswhite"), "NYX"),
+    "two axes": ((2, 3, 6, 8), dict(photometric="minisblack"), "TZYX"),
+    "colors": ((4, 6, 8, 3), dict(photometric="rgb"), "NYXS"),
+    "color planes": ((4, 3, 6, 8), dict(photometric="rgb", planarconfig="separate"), "NSYX"),
+    "ImageJ": ((2, 3, 4, 6, 8), dict(imagej=True, metadata={"axes": "TZCYX"}), "TZCYX"),
+    "channels first": ((2, 3, 4, 6, 8), dict(ome=True, metadata={"axes": "TCZYX"}), "TCZYX"),
+    "deflate": ((4, 6, 8), dict(photometric="minisblack", compression="zlib"), "NYX"),
+    "one image": ((3, 6, 8), dict(photometric="minisblack", metadata={"axes": "CYX"}), "CYX"),
+}
+
+
+@pytest.mark.parametrize("kind", STACKS)
+def test_pages_of_a_stack(kind, tmp_path):
+    shape, options, axes = STACKS[kind]
+    values = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", values, **options)
+    bands = [i for i, axis in enumerate(axes) if axis in "CS"] or [values.ndim]
+    values = values[..., None] if bands == [values.ndim] else values
+    expected = np.moveaxis(values, bands[0], -1)
+    expected = expected.reshape(-1, *expected.shape[-3:])
+    with tiff_file(tmp_path / "a.tif") as file:
+        assert len(tiff_images(file)) == len(expected)
+    for i, image in enumerate(expected):
+        pixels = read_page(tmp_path / "a.tif", i)
+        assert (pixels.values == (255 - image if kind == "white is zero" else image)).all()
+        assert pixels.white == 255
+
+
+def test_reduced_pages_are_no_images(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for side, kind in ((32, 0), (16, 1), (32, 0)):
+            pixels = np.full((side, side), side + kind, np.uint8)
+            file.write(pixels, photometric="minisblack", subfiletype=kind, metadata=None)
+    with tiff_file(tmp_path / "a.tif") as file:
+        assert [len(pages) for pages in tiff_images(file)] == [1, 1]
+    assert read_page(tmp_path / "a.tif", 1).values.shape == (32, 32, 1)

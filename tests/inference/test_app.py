@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+import zipfile
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -49,6 +50,39 @@ def test_a_photo_is_segmented_and_a_click_shows_attention(app, own, tmp_path):
     assert np.abs(heats[0].astype(int) - heats[1]).max() > 50
     with raises_message(RuntimeError, "'no'"):
         app["segment"](photo, "no", "")
+
+
+def test_several_photos_give_a_table_and_an_archive(app, tmp_path):
+    """Two photos have one name, and a broken one is in the messages; also of a project."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        with Image.open(PHOTO) as image:
+            image.crop((0, 0, 100, 60)).save(tmp_path / folder / "photo.png")
+    (tmp_path / "c.png").write_bytes(b"text")
+    photos = [str(tmp_path / name) for name in ("a/photo.png", "b/photo.png", "c.png")]
+    project = tmp_path / "project"
+    (project / "work_dir").mkdir(parents=True)
+    (project / "config.py").write_text(f"_base_ = {str(CONFIGS / f'{DEFAULT}.py')!r}\n")
+    with raises_message(RuntimeError, where=f"{project}: ", todo="train"):
+        app["segment_all"](photos, str(project))
+    weights = mmseg_ext.get_model(DEFAULT, pretrained=True).state_dict()
+    torch.save({"state_dict": weights}, project / "work_dir/best_mIoU_iter_9.pth")
+    for model in (DEFAULT, str(project)):
+        overlays, table, messages, archive = app["segment_all"](photos, model)
+        assert len(overlays) == len(table["data"]) == 2
+        (line,) = messages.splitlines()
+        assert "c.png" in line and str(tmp_path) not in line
+        counted = len(mmseg_ext.Predictor(DEFAULT)(photos[0]).objects("nucleus", 16))
+        row = dict(zip(table["headers"], table["data"][0], strict=True))
+        assert row["nucleus objects"] == str(counted)
+        names = zipfile.ZipFile(archive).namelist()
+        for name in ("labels/photo.png", "overlays/1_photo.png", "objects/photo.geojson"):
+            assert name in names
+        assert {"classes.csv", "objects.csv"} < set(names)
+    with raises_message(RuntimeError, where="choose photos"):
+        app["segment_all"](None)
+    with raises_message(RuntimeError, "c.png"):
+        app["segment_all"](photos[2:])
 
 
 def test_the_page_offers_models_with_weights_and_opens_no_files(app, monkeypatch):

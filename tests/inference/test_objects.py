@@ -71,6 +71,35 @@ def test_polygons_are_valid_and_measure_the_pixels(density):
             assert np.allclose(polygon.centroid.coords[0], found.centroid)
 
 
+def test_measures_are_those_of_scikit_image():
+    measure = pytest.importorskip("skimage.measure")
+    random = np.random.RandomState(2)
+    for density in (0.3, 0.6, 0.9):
+        mask = random.rand(20, 24) < density
+        values = random.randint(0, 60000, (20, 24, 4)).astype(np.uint16)
+        found = segmentation(mask.astype(np.uint8), "0", "1").objects("1")
+        parts, count = measure.label(mask, connectivity=1, return_num=True)
+        assert len(found) == count
+        for own, expected in zip(found, measure.regionprops(parts, values), strict=True):
+            crofton = measure.perimeter_crofton(expected.image, directions=4)
+            assert own.perimeter == pytest.approx(crofton)
+            assert own.equivalent_diameter == pytest.approx(expected.equivalent_diameter_area)
+            assert own.mean(values) == pytest.approx(expected.intensity_mean.tolist())
+
+
+def test_a_disk_is_round_and_a_line_is_not():
+    y, x = np.mgrid[:101, :101]
+    disk = ((y - 50) ** 2 + (x - 50) ** 2 <= 40**2).astype(np.uint8)
+    (found,) = segmentation(disk, "0", "1").objects("1")
+    assert found.circularity == pytest.approx(1, abs=0.03)
+    assert found.equivalent_diameter == pytest.approx(80, abs=0.5)
+    assert found.perimeter == pytest.approx(80 * np.pi, rel=0.01)
+    line = np.zeros((3, 60), np.uint8)
+    line[1, 5:55] = 1
+    (found,) = segmentation(line, "0", "1").objects("1")
+    assert found.circularity < 0.1
+
+
 def test_geojson_closes_its_rings(drawn):
     objects = [*drawn.objects("ring"), *drawn.objects("bar"), *drawn.objects("ground")]
     features = geojson(objects)["features"]

@@ -115,15 +115,6 @@ def test_photos_are_rotated_by_their_exif_orientation(model, tmp_path):
         predictor(io.StringIO("text"))
 
 
-def test_the_overlay_blends_the_colors_of_the_labels(model, images):
-    result = mmseg_ext.Predictor(model)(images[0])
-    assert result.classes == tuple(model.dataset_meta["classes"])
-    colors = np.array(model.dataset_meta["palette"])[result.labels]
-    for given, opacity in (((0,), 0), ((0.25,), 0.25), ((), 0.5), ((1,), 1)):
-        blend = np.asarray(result.overlay(*given)).astype(int)
-        assert np.abs(blend - (result.image * (1 - opacity) + colors * opacity)).max() <= 1
-
-
 @pytest.mark.parametrize(("color", "bands"), [("grayscale", 1), ("unchanged", 4)])
 def test_other_loaders_keep_their_options(model, tmp_path, color, bands):
     """Gray and multispectral images load as such; the overlay shows gray or three bands."""

@@ -1,0 +1,118 @@
+"""Where the pixels of a photo are on a map, by the tags of a GeoTIFF.
+
+A label map gets the same place as its photo, and polygons get the coordinates of the map. A
+transform (2, 3) maps column, row and 1 of a pixel's upper left corner to x and y.
+"""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.images.values import EXIF_ORIENTATION, is_tiff, tiff_file, tiff_images
+
+# Tags of GeoTIFF, and its keys that are used here.
+_SCALE, _TIE_POINTS, _MATRIX, _KEYS = 33550, 33922, 34264, 34735
+_TAGS = (_SCALE, _TIE_POINTS, _MATRIX, _KEYS, 34736, 34737)  # the last have values of keys
+_MODEL, _RASTER, _GEOGRAPHIC, _PROJECTED = 1024, 1025, 2048, 3072
+_IS_PROJECTED = 1  # value of _MODEL
+_PIXEL_IS_POINT = 2  # value of _RASTER: coordinates are those of the pixels' centers
+_EPSG_CODES = range(1024, 32767)  # others are defined by the file
+_WGS84 = 4326
+
+
+@dataclass(frozen=True)
+class Georeference:
+    """The place of an image on a map.
+
+    Attributes:
+        tags: of a GeoTIFF, as tifffile's `extratags`.
+        transform: from pixels to the map; None if only single points are known.
+        epsg: code of the coordinate system, or None if it has none.
+    """
+
+    tags: tuple[tuple, ...]
+    transform: np.ndarray | None
+    epsg: int | None
+
+    def on_map(self, points: np.ndarray) -> np.ndarray:
+        """Return points (N, 2), x and y in pixels, in the coordinates of the map."""
+        if self.transform is None:
+            return points
+        return points @ self.transform[:, :2].T + self.transform[:, 2]
+
+    def crs(self) -> dict:
+        """Return the member `crs` of a GeoJSON file, or nothing without a code."""
+        if self.epsg is None or self.transform is None:
+            return {}
+        name = f"urn:ogc:def:crs:EPSG::{self.epsg}"
+        if self.epsg == _WGS84:  # with the longitude first, as in all GeoJSON
+            name = "urn:ogc:def:crs:OGC:1.3:CRS84"
+        return {"crs": {"type": "name", "properties": {"name": name}}}
+
+
+def read_georeference(path: str | Path, page: int | None = None) -> Georeference | None:
+    """Return the place of the photo at `path`, or None if the file does not tell it.
+
+    A photo that readers turn by its orientation has none, with a warning.
+
+    Args:
+        page: number of the image in a stack, from 0, as in `tiff_images`.
+    """
+    with Path(path).open("rb") as file:
+        if not is_tiff(file.read(4)):
+            return None
+    with tiff_file(path) as file:
+        first = file.pages[0] if page is None else tiff_images(file)[page][0].keyframe
+        declared = {tag.code: tag for tag in first.tags}
+        found = [declared[code] for code in _TAGS if code in declared]
+        tags = tuple((tag.code, tag.dtype, tag.count, tag.value, True) for tag in found)
+        orientation = int(declared[EXIF_ORIENTATION].value) if EXIF_ORIENTATION in declared else 1
+    values = {code: value for code, _, _, value, _ in tags}
+    if not {_TIE_POINTS, _MATRIX} & values.keys():
+        return None
+    if orientation != 1:
+        todo = "its results have no map coordinates; save it with orientation 1"
+        warnings.warn(f"{path}: is on a map with orientation {orientation}, so {todo}")
+        return None
+    # Rows of key, place of the value, count and value; 0 is a value in its row.
+    rows = np.array(values.get(_KEYS, ()), int).reshape(-1, 4)[1:]
+    keys = {key: value for key, place, _, value in rows.tolist() if place == 0}
+    code = keys.get(_PROJECTED if keys.get(_MODEL) == _IS_PROJECTED else _GEOGRAPHIC, 0)
+    epsg = code if code in _EPSG_CODES else None
+    return Georeference(tags, _transform(values, keys.get(_RASTER)), epsg)
+
+
+def _transform(values: dict[int, Any], kind: int | None) -> np.ndarray | None:
+    """Return the transform by the values of the tags and of the key `_RASTER`."""
+    points = np.array(values.get(_TIE_POINTS, ()), float).reshape(-1, 6)
+    if _SCALE in values and len(points):
+        column, row, _, x, y, _ = points[0]
+        width, height, *_ = values[_SCALE]
+        height = -abs(height)  # as GDAL reads it
+        transform = np.array([[width, 0, x - column * width], [0, height, y - row * height]])
+    elif _MATRIX in values:
+        transform = np.array(values[_MATRIX], float).reshape(4, 4)[:2, [0, 1, 3]]
+    else:  # single points
+        return None
+    if kind == _PIXEL_IS_POINT:
+        transform[:, 2] -= transform[:, :2].sum(1) / 2
+    return transform
+
+
+def write_geotiff(values: np.ndarray, place: Georeference, path: Path) -> None:
+    """Write an array (H, W) at the place of its image."""
+    import tifffile
+
+    with atomic_write(path) as part:
+        tifffile.imwrite(
+            part,
+            values,
+            photometric="minisblack",
+            compression="zlib",
+            metadata=None,
+            extratags=place.tags,
+        )

@@ -1,0 +1,101 @@
+"""Overlays: a photo with the outlines of the objects in it, their names, and a legend with counts.
+
+A label map has an outline where a pixel and its neighbors have different labels. It is drawn inside
+the objects, so two that touch have a line each. Background and border are not drawn.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import cv2
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from mmseg_ext.inference.objects import SegmentedObject
+
+_LINE = 600  # pixels of an image's shorter side for each pixel of an outline's width, which is
+_WIDEST_LINE = 3  # at most, because large images have small objects, too
+_TEXT = 45  # the same for the size of text, which is at least
+_SMALLEST_TEXT = 11
+_LARGEST_NAME = 32  # of an object
+
+
+def draw_overlay(
+    image: np.ndarray,
+    labels: np.ndarray,
+    palette: np.ndarray,
+    drawn: Collection[int],
+    opacity: float,
+) -> np.ndarray:
+    """Return RGB (H, W, 3) with the classes `drawn` in color, and lines around their objects."""
+    line_width = min(_WIDEST_LINE, max(1, round(min(labels.shape) / _LINE)))
+    window = np.ones((2 * line_width + 1, 2 * line_width + 1), np.uint8)
+    highest, lowest = cv2.dilate(labels, window), cv2.erode(labels, window)
+    is_drawn = np.zeros(len(palette), bool)
+    is_drawn[list(drawn)] = True
+    result = image.copy()
+    for row in range(len(labels)):  # few bytes at once, for large images
+        of_row = labels[row]
+        inside = is_drawn[of_row]
+        line = inside & ((highest[row] != of_row) | (lowest[row] != of_row))
+        colors = palette[of_row[inside]]
+        result[row, inside] = image[row, inside] * (1 - opacity) + colors * opacity + 0.5
+        result[row, line] = palette[of_row[line]]
+    return result
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), size)
+
+
+def _text_size(picture: Image.Image) -> int:
+    return max(_SMALLEST_TEXT, min(picture.size) // _TEXT)
+
+
+def write_names(picture: Image.Image, objects: Iterable[SegmentedObject]) -> None:
+    """Write the class of each object at its widest place, if there is room; large ones first."""
+    size = min(_LARGEST_NAME, _text_size(picture))
+    draw, font, line = ImageDraw.Draw(picture), _font(size), max(1, size // 8)
+    taken = np.zeros((picture.height, picture.width), bool)
+    for found in sorted(objects, key=lambda found: -found.area):
+        inside = cv2.distanceTransform(np.pad(found.mask, 1).view(np.uint8), cv2.DIST_L2, 3)
+        row, column = np.unravel_index(inside.argmax(), inside.shape)
+        x, y = found.box[0] + column - 1, found.box[1] + row - 1
+        _, _, width, height = draw.textbbox((line, line), found.name, font, stroke_width=line)
+        left = max(0, min(int(x - width // 2), picture.width - width))
+        top = max(0, min(int(y - height // 2), picture.height - height))
+        place = np.s_[top : top + height, left : left + width]
+        if taken[place].any():
+            continue
+        taken[place] = True
+        corner = (left + line, top + line)
+        draw.text(corner, found.name, "white", font, stroke_width=line, stroke_fill="black")
+
+
+def with_legend(
+    picture: Image.Image, colors: Mapping[str, Sequence[int]], counts: Mapping[str, int]
+) -> Image.Image:
+    """Return the picture above the color, the name and the count of each class."""
+    size = _text_size(picture)
+    font, high = _font(size), 2 * size  # the height of a row
+    places, x, row, right = [], 0, 0, picture.width
+    for name, count in counts.items():
+        text = f"{name} {count}"
+        wide = round(2.2 * size + font.getlength(text))
+        if x and x + wide > picture.width:
+            x, row = 0, row + 1
+        places.append((x, picture.height + row * high, text, tuple(map(int, colors[name]))))
+        x, right = x + wide, max(right, x + wide)
+    if not places:
+        return picture
+    result = Image.new("RGB", (right, picture.height + (row + 1) * high), "white")
+    result.paste(picture)
+    draw = ImageDraw.Draw(result)
+    for x, y, text, color in places:
+        left, top = x + size // 2, y + size // 2
+        draw.rectangle([left, top, left + size, top + size], fill=color, outline="gray")
+        draw.text((x + 1.9 * size, y + size), text, "black", font, anchor="lm")
+    return result
