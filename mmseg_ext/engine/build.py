@@ -28,6 +28,7 @@ from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.config import as_list, input_channels, load_config
 from mmseg_ext.engine.distributed import init_distributed
+from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
 from mmseg_ext.engine.run_record import batch_settings
@@ -122,6 +123,7 @@ def build_segmentor(cfg: Config) -> Any:
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     set_gpu_defaults(cfg)
+    process_state = OwnProcessStateHook(cfg)
     with explained(cfg):
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
@@ -138,6 +140,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
             runner.logger.warning(warning)
         check_metrics(runner)
         _fit_learning_rate(runner)
+    process_state.complete(runner)
     return runner
 
 

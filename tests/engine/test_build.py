@@ -275,7 +275,7 @@ def test_test_and_tta(trained, tmp_path):
     """test.py repeats the validation's mIoU, writes predictions and images, and runs --tta."""
     words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), "--work-dir"]
     drawn = ["--out", str(tmp_path / "out"), "--show-dir", str(tmp_path / "show"), "--cfg-options"]
-    drawn += ["default_hooks.visualization.interval=1", "visualizer.name=shown"]
+    drawn += ["default_hooks.visualization.interval=1"]
     drawn += ["test_dataloader.num_workers=1", "test_dataloader.persistent_workers=True"]
     assert run("test", [*words, str(tmp_path / "plain"), *drawn]) == 0
     assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()
