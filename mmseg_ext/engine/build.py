@@ -33,6 +33,7 @@ from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
 from mmseg_ext.torch_versions import set_cudnn_attention
 
 
@@ -128,6 +129,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
+    predict_mixed_sizes(unwrap_model(runner.model))
     runner.register_hook(AccelerationHook())
     check_loops(runner)
     for warning in dataset_warnings(runner):
