@@ -106,6 +106,13 @@ def make_current(instance: "ManagerMixin") -> None:
             kind._instance_dict[instance.instance_name] = instance
 
 
+def base_configs(path: str) -> list[str]:
+    """Return the paths of the configs in a config's `_base_`; a loaded config does not know them."""
+    from mmengine.config import Config
+
+    return [Config._get_cfg_path(base, path)[0] for base in Config._get_base_files(path)]
+
+
 def accumulates_gradients(wrapper: "OptimWrapper") -> bool:
     """Return whether a wrapper adds up the gradients of several batches for a step."""
     return wrapper._accumulative_counts > 1

@@ -17,9 +17,11 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import init_dist
 from mmengine.runner import Runner
+from mmengine.utils import import_modules_from_strings
 
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LaunchError, one_line
+from mmseg_ext.upstream import base_configs
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
 KEYS = set(inspect.signature(Runner).parameters)
@@ -28,6 +30,7 @@ KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 KEYS |= {"tta_model", "tta_pipeline"}
+_FOLDERS: set[str] = set()  # in which Python finds modules of configs that were loaded
 _MMSEG_BASE = (
     "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
     "installing it would overwrite this mmseg; set the path of the file: "
@@ -53,7 +56,10 @@ def load_config(
     path = _path_of(path)
     options = options or {}
     try:
-        cfg = Config.fromfile(path)
+        cfg = Config.fromfile(path, import_custom_modules=False)
+        _import_modules(cfg, path)
+    except LaunchError:
+        raise
     except Exception as error:  # a config is a program and can raise anything
         raise LaunchError(f"config {path}: {_loading_problem(path, error)}") from error
     cfg.launcher = launcher
@@ -69,6 +75,53 @@ def load_config(
     return cfg
 
 
+def _import_modules(cfg: Config, path: str) -> None:
+    """Import the config's `custom_imports`, also modules that are next to it or in its folder.
+
+    Raises:
+        LaunchError: if a module of this name has been imported for a config in another folder.
+    """
+    names = _imports_of(cfg)
+    if not names:
+        return
+    folder = Path(path).resolve().parent
+    own = {}
+    for name in names:
+        first = name.partition(".")[0]
+        for place in (folder, folder.parent):  # 'my_head', and 'my_project.my_head'
+            if (place / first).is_dir() or (place / f"{first}.py").is_file():
+                own[name] = str(place)
+                if str(place) not in sys.path:
+                    sys.path.append(str(place))  # last: it hides no installed package
+                    _FOLDERS.add(str(place))
+                break
+    import_modules_from_strings(**cfg.custom_imports)
+    for name, place in own.items():
+        file = Path(getattr(sys.modules.get(name), "__file__", None) or place)
+        others = [other for other in _FOLDERS if file.is_relative_to(other)]
+        if others and not file.is_relative_to(place):
+            raise LaunchError(
+                f"custom_imports: {name!r} is already imported from {file}; start a new process, "
+                f"or rename the module in {place}"
+            )
+
+
+def _imports_of(cfg: Config) -> list[str]:
+    return as_list((cfg.get("custom_imports") or {}).get("imports"))
+
+
+def dropped_imports(path: str) -> list[str]:
+    """Return the modules in `custom_imports` of a config's bases that its own list replaces."""
+    own = _imports_of(Config.fromfile(path, import_custom_modules=False))
+    dropped = []
+    for base in base_configs(path):
+        of_base = _imports_of(Config.fromfile(base, import_custom_modules=False))
+        for name in (*of_base, *dropped_imports(base)):
+            if name not in own:
+                dropped.append(name)
+    return dropped
+
+
 def _loading_problem(path: str, error: Exception) -> str:
     """Return why a config does not load."""
     if Path(path).suffix in (".pth", ".safetensors"):
@@ -80,6 +133,9 @@ def _loading_problem(path: str, error: Exception) -> str:
     while causes[-1].__context__ is not None:
         causes.append(causes[-1].__context__)
     reason = "; ".join(map(format_error, causes[-2:]))
+    if isinstance(causes[-1], ModuleNotFoundError) and "Failed to import" in reason:
+        folder = Path(path).parent
+        reason += f"; put the module into {folder}, or name its folder: PYTHONPATH=."
     # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
     last_file = traceback.extract_tb(error.__traceback__)[-1].filename
     if isinstance(error, NameError) and not last_file:
