@@ -27,16 +27,10 @@ def main(args: argparse.Namespace) -> None:
     from mmengine.logging import MMLogger
 
     from mmseg_ext.cost.step_memory import GIBI, plans
-    from mmseg_ext.engine.amp import enable_amp
-    from mmseg_ext.engine.build import enable_learning_rate_scaling
-    from mmseg_ext.engine.config import load_config
+    from mmseg_ext.engine.build import train_config
     from mmseg_ext.engine.run_record import describe_run
 
-    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
-    if args.amp:
-        enable_amp(cfg)
-    if args.auto_scale_lr:
-        enable_learning_rate_scaling(cfg)
+    cfg = train_config(**train.settings(args))
     seed = cfg.get("randomness", {}).get("seed")
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)

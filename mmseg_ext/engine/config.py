@@ -44,9 +44,13 @@ def model_names() -> list[str]:
 
 
 def load_config(
-    path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
+    path: str,
+    options: dict | None = None,
+    work_dir: str | None = None,
+    launcher: str = "none",
+    change: Callable[[Config], None] = lambda cfg: None,
 ) -> Config:
-    """Load the config at `path`, or of this model name, and merge `options` into it.
+    """Load the config at `path`, or of this model name, `change` it, and merge `options` into it.
 
     The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
@@ -66,6 +70,7 @@ def load_config(
     for warning in unread_keys(cfg, options):
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
+    change(cfg)
     try:
         fitting = {key: _with_kind_of(cfg, key, value) for key, value in options.items()}
         cfg.merge_from_dict(fitting)

@@ -68,6 +68,11 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
     assert shown.count("\n") <= 14, shown
     assert re.search(r"model: \w+ of ResNetV1c, FCNHead; 0\.19 M parameters", shown)
     assert "; OptimWrapper; seed 0" in shown
+    best = work / "best_mIoU_iter_12.pth"
+    assert lines_with(terminal, "best checkpoint, with a score of", best)
+    for command in ("test", "image_demo IMAGE", "export"):  # with the options of this training
+        assert lines_with(terminal, f"mmseg-ext {command} {work / 'tiny.py'} {best}")
+    assert lines_with(terminal, f"mmseg-ext report {work}")
     assert ", 8 images" in shown and "from 0 to 12 iterations" in shown and str(trained) in shown
 
 
