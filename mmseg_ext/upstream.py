@@ -107,7 +107,7 @@ def make_current(instance: "ManagerMixin") -> None:
 
 
 def base_configs(path: str) -> list[str]:
-    """Return the paths of the configs in a config's `_base_`; a loaded config does not know them."""
+    """Return the paths of a config's `_base_`, which are not in a loaded config."""
     from mmengine.config import Config
 
     return [Config._get_cfg_path(base, path)[0] for base in Config._get_base_files(path)]

@@ -1,6 +1,7 @@
 """Print the config and the run record that `train` would start with."""
 
 import argparse
+import functools
 import json
 import os
 from dataclasses import asdict
@@ -27,10 +28,18 @@ def main(args: argparse.Namespace) -> None:
     from mmengine.logging import MMLogger
 
     from mmseg_ext.cost.step_memory import GIBI, plans
-    from mmseg_ext.engine.build import train_config
+    from mmseg_ext.engine.amp import enable_amp
+    from mmseg_ext.engine.build import enable_learning_rate_scaling
+    from mmseg_ext.engine.config import load_config
+    from mmseg_ext.engine.rescaling import rescale
     from mmseg_ext.engine.run_record import describe_run
 
-    cfg = train_config(**train.settings(args))
+    change = functools.partial(rescale, iterations=args.iterations, size=args.size)
+    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher, change)
+    if args.amp:
+        enable_amp(cfg)
+    if args.auto_scale_lr:
+        enable_learning_rate_scaling(cfg)
     seed = cfg.get("randomness", {}).get("seed")
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)

@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
 
@@ -24,17 +23,21 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `engine.build.train_config` for parsed flags."""
-    names = ("config", "work_dir", "launcher", "amp", "auto_scale_lr", "iterations", "size")
-    return {"options": args.cfg_options, **{name: getattr(args, name) for name in names}}
-
-
 def runner_of(args: argparse.Namespace):
     """Build the Runner for parsed flags."""
     from mmseg_ext.engine.build import build_train_runner
 
-    return build_train_runner(**settings(args), resume=args.resume)
+    return build_train_runner(
+        args.config,
+        args.cfg_options,
+        args.work_dir,
+        args.launcher,
+        args.resume,
+        args.amp,
+        args.auto_scale_lr,
+        args.iterations,
+        args.size,
+    )
 
 
 @command(parser)

@@ -10,6 +10,7 @@ Arguments of Runners have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2
 - `tta` uses `StreamingSegTTAModel` if a config has no `tta_model`.
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,7 @@ from mmseg_ext.engine.config import as_list, input_channels, load_config
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
-from mmseg_ext.engine.rescaling import set_iterations, set_size
+from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
@@ -49,42 +50,20 @@ def build_train_runner(
     iterations: int | None = None,
     size: int | None = None,
 ) -> Runner:
-    """Build the Runner that trains a config; see `train_config` for the arguments.
+    """Build the Runner that trains a config; see `load_config` and `rescale` for the arguments.
 
     Raises:
         LaunchError: if the run cannot start.
     """
-    settings = options, work_dir, launcher, amp, auto_scale_lr, iterations, size
-    cfg = train_config(config, *settings)
-    init_distributed(cfg)
-    _decide_resuming(cfg, resume, options or {})
-    return _build(cfg, "train_loop", "val_loop")
-
-
-def train_config(
-    config: str,
-    options: dict | None = None,
-    work_dir: str | None = None,
-    launcher: str = "none",
-    amp: bool = False,
-    auto_scale_lr: bool = False,
-    iterations: int | None = None,
-    size: int | None = None,
-) -> Config:
-    """Load the config of a training; see `load_config`, `set_iterations` and `set_size`."""
-
-    def change(cfg: Config) -> None:
-        if iterations is not None:
-            set_iterations(cfg, iterations)
-        if size is not None:
-            set_size(cfg, size)
-
+    change = functools.partial(rescale, iterations=iterations, size=size)
     cfg = load_config(config, options, work_dir, launcher, change)
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
         enable_learning_rate_scaling(cfg)
-    return cfg
+    init_distributed(cfg)
+    _decide_resuming(cfg, resume, options or {})
+    return _build(cfg, "train_loop", "val_loop")
 
 
 def build_test_runner(

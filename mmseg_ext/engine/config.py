@@ -86,25 +86,22 @@ def _import_modules(cfg: Config, path: str) -> None:
     Raises:
         LaunchError: if a module of this name has been imported for a config in another folder.
     """
-    names = _imports_of(cfg)
-    if not names:
-        return
     folder = Path(path).resolve().parent
     own = {}
-    for name in names:
+    for name in _imports_of(cfg):
         first = name.partition(".")[0]
-        for place in (folder, folder.parent):  # 'my_head', and 'my_project.my_head'
-            if (place / first).is_dir() or (place / f"{first}.py").is_file():
-                own[name] = str(place)
-                if str(place) not in sys.path:
-                    sys.path.append(str(place))  # last: it hides no installed package
-                    _FOLDERS.add(str(place))
-                break
-    import_modules_from_strings(**cfg.custom_imports)
+        for place in map(str, (folder.parent, folder)):  # 'my_project.my_head', or 'my_head'
+            if Path(place, first).is_dir() or Path(place, f"{first}.py").is_file():
+                own[name] = place
+    for place in own.values():
+        if place not in sys.path:
+            sys.path.append(place)  # last: it hides no installed package
+            _FOLDERS.add(place)
+    if cfg.get("custom_imports"):
+        import_modules_from_strings(**cfg.custom_imports)
     for name, place in own.items():
         file = Path(getattr(sys.modules.get(name), "__file__", None) or place)
-        others = [other for other in _FOLDERS if file.is_relative_to(other)]
-        if others and not file.is_relative_to(place):
+        if not file.is_relative_to(place) and any(map(file.is_relative_to, _FOLDERS)):
             raise LaunchError(
                 f"custom_imports: {name!r} is already imported from {file}; start a new process, "
                 f"or rename the module in {place}"

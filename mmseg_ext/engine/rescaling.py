@@ -14,12 +14,24 @@ _TRANSFORMS = (*_RESIZES, "Pad", "RandomCrop")
 _SIZES = ("crop_size", "scale", "scale_factor", "scales", "size", "stride")  # of transforms, ...
 
 
-def set_iterations(cfg: Config, iterations: int) -> None:
-    """Set the length of a training; schedules and intervals keep their shares of it.
+def rescale(cfg: Config, iterations: int | None = None, size: int | None = None) -> None:
+    """Change the length of a training, and the size of its images, in place.
+
+    With `iterations`, schedules and intervals keep their shares of the training. `size` is the
+    short side of the crops; images, windows and pads change by the same factor. If training cuts
+    the crops from images at their own scale, the images keep it.
 
     Raises:
-        LaunchError: for a config that counts epochs, or has several optimizers.
+        LaunchError: with `iterations` for a config that counts epochs, or has several schedules,
+            and with `size` for a config without crops.
     """
+    if iterations is not None:
+        _set_iterations(cfg, iterations)
+    if size is not None:
+        _set_size(cfg, size)
+
+
+def _set_iterations(cfg: Config, iterations: int) -> None:
     loop, schedulers = cfg.get("train_cfg") or {}, cfg.get("param_scheduler")
     flag = f"--iterations {iterations}"
     if iterations < 1:
@@ -46,21 +58,15 @@ def set_iterations(cfg: Config, iterations: int) -> None:
             scheduler["end"] = max(round(scheduler["end"] * factor), begin + 1)
 
 
-def set_size(cfg: Config, size: int) -> None:
-    """Set the short side of the crops; images, windows and pads change by the same factor.
-
-    If training cuts the crops from images at their own scale, the images keep it.
-
-    Raises:
-        LaunchError: for a config without crops.
-    """
+def _set_size(cfg: Config, size: int) -> None:
     if size < 1:
         raise LaunchError(f"--size {size}: must be positive")
     factor = size / min(crop_size(cfg))
-    preprocessors = [cfg.get("data_preprocessor"), cfg.model.get("data_preprocessor")]
-    for settings in (cfg, cfg.model.get("test_cfg"), *preprocessors):
+    _scale_keys(cfg, _SIZES, factor)
+    _scale_keys(cfg.model.get("test_cfg") or {}, _SIZES, factor)
+    for settings in (cfg.get("data_preprocessor"), cfg.model.get("data_preprocessor")):
         _scale_keys(settings or {}, _SIZES, factor)
-        _scale_keys((settings or {}).get("test_cfg") or {}, ("size",), factor)
+        _scale_keys((settings or {}).get("test_cfg") or {}, _SIZES, factor)
     keys = ["train_dataloader"]
     if any(map(_resizes_images, _pipelines(cfg.train_dataloader))):
         keys += ["val_dataloader", "test_dataloader", "tta_pipeline"]
@@ -97,7 +103,7 @@ def _typed(value: Any) -> Iterator[dict]:
             yield from _typed(part)
 
 
-def _scale_keys(settings: dict, keys: tuple[str, ...], factor: float) -> None:
+def _scale_keys(settings: Any, keys: tuple[str, ...], factor: float) -> None:
     for key in keys:
         if key in settings:
             value = settings[key]

@@ -3,11 +3,16 @@
 import pytest
 from mmengine.config import Config
 
-from mmseg_ext.engine.build import train_config
+from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.errors import LaunchError
 from tests.engine.runs import train_here, write_config
 from tests.engine.states import logged
 from tests.messages import raises_message
+
+
+def train_config(name: str, options: dict | None = None, **flags: int) -> Config:
+    return load_config(name, options, change=lambda cfg: rescale(cfg, **flags))
 
 
 def schedule(cfg) -> list:
