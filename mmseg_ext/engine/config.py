@@ -81,7 +81,7 @@ def load_config(
 
 
 def _import_modules(cfg: Config, path: str) -> None:
-    """Import the config's `custom_imports`, also modules that are next to it or in its folder.
+    """Import the config's `custom_imports`, also from its folder or the current one.
 
     Raises:
         LaunchError: if a module of this name has been imported for a config in another folder.
@@ -90,7 +90,8 @@ def _import_modules(cfg: Config, path: str) -> None:
     own = {}
     for name in _imports_of(cfg):
         first = name.partition(".")[0]
-        for place in map(str, (folder.parent, folder)):  # 'my_project.my_head', or 'my_head'
+        # 'my_project.my_head', or 'my_head'
+        for place in map(str, (Path.cwd(), folder.parent, folder)):
             if Path(place, first).is_dir() or Path(place, f"{first}.py").is_file():
                 own[name] = place
     for place in own.values():
@@ -136,8 +137,7 @@ def _loading_problem(path: str, error: Exception) -> str:
         causes.append(causes[-1].__context__)
     reason = "; ".join(map(format_error, causes[-2:]))
     if isinstance(causes[-1], ModuleNotFoundError) and "Failed to import" in reason:
-        folder = Path(path).parent
-        reason += f"; put the module into {folder}, or name its folder: PYTHONPATH=."
+        reason += f"; put the module next to {path}, or set PYTHONPATH=FOLDER"
     # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
     last_file = traceback.extract_tb(error.__traceback__)[-1].filename
     if isinstance(error, NameError) and not last_file:

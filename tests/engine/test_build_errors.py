@@ -220,7 +220,7 @@ def test_a_list_of_imports_that_replaces_the_bases_is_named(tmp_path):
     train(child, {"train_cfg.max_iters": 1})
 
 
-def test_modules_next_to_a_config_are_found(tmp_path):
+def test_modules_next_to_a_config_are_found(tmp_path, monkeypatch):
     """And in the config's folder, if it is a package; a module of another config is not taken."""
     for number in (1, 2):
         folder = tmp_path / f"one{number}/my_package{number}"
@@ -235,9 +235,17 @@ def test_modules_next_to_a_config_are_found(tmp_path):
         LaunchError, "'own_next'", f"{tmp_path}/one1/my_package1/own_next.py", todo="rename"
     ):
         load_config(str(tmp_path / "one2/my_package2/config.py"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/own_current.py").write_text("")
+    config = tmp_path / "one1/current.py"
+    config.write_text("custom_imports = dict(imports='own_current')\n")
+    with raises_message(LaunchError, "own_current", todo="PYTHONPATH=FOLDER"):
+        load_config(str(config))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    load_config(str(config))
     (tmp_path / "far.py").write_text("custom_imports = dict(imports='own_far')\n")
     with raises_message(
-        LaunchError, "own_far", where=f"config {tmp_path}/far.py: ", todo="PYTHONPATH=."
+        LaunchError, "own_far", where=f"config {tmp_path}/far.py: ", todo="PYTHONPATH=FOLDER"
     ):
         load_config(str(tmp_path / "far.py"))
 
