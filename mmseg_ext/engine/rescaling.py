@@ -68,7 +68,7 @@ def _set_size(cfg: Config, size: int) -> None:
         _scale_keys(settings or {}, _SIZES, factor)
         _scale_keys((settings or {}).get("test_cfg") or {}, _SIZES, factor)
     keys = ["train_dataloader"]
-    if any(map(_resizes_images, _pipelines(cfg.train_dataloader))):
+    if any(map(_resizes_images, _pipelines(cfg.get(keys[0]) or {}))):
         keys += ["val_dataloader", "test_dataloader", "tta_pipeline"]
     for key in keys:
         for step in _typed(cfg.get(key)):
@@ -89,7 +89,7 @@ def _resizes_images(steps: list) -> bool:
 
 
 def _pipelines(loader: Mapping) -> list[list]:
-    return [dataset["pipeline"] for dataset in inner_datasets(loader.get("dataset") or {})]
+    return [dataset.get("pipeline", []) for dataset in inner_datasets(loader.get("dataset") or {})]
 
 
 def _typed(value: Any) -> Iterator[dict]:
@@ -107,11 +107,15 @@ def _scale_keys(settings: Any, keys: tuple[str, ...], factor: float) -> None:
     for key in keys:
         if key in settings:
             value = settings[key]
-            settings[key] = value * factor if key == "scale_factor" else _scaled(value, factor)
+            if key == "scale_factor" and isinstance(value, int):
+                value = float(value)
+            settings[key] = _scaled(value, factor)
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """Scale a whole number, or those in lists and tuples; None stays None."""
+    """Scale a number, or those in lists and tuples; whole numbers stay whole, and None stays."""
     if isinstance(value, list | tuple):
         return type(value)(_scaled(part, factor) for part in value)
+    if isinstance(value, float):
+        return value * factor
     return value if value is None else max(1, round(value * factor))

@@ -138,6 +138,14 @@ def test_tiles_keep_the_scale_of_the_images(tmp_path):
     assert found[2:5] == [steps, [("Resize", 1.0)], ((16, 16), (12, 12))]
 
 
+def test_factors_of_a_resize_stay_fractions(tmp_path):
+    resizes = "factors = [dict(type='Resize', scale_factor=f) for f in (1, 0.5, (0.5, 2.0))]\n"
+    resizes += "train_dataloader['dataset'] = {**dataset, 'pipeline': [*load[:2], *factors]}\n"
+    cfg = train_config(str(write_config(tmp_path, resizes)), size=8)
+    found = [step.scale_factor for step in cfg.train_dataloader.dataset.pipeline[2:]]
+    assert found == [0.25, 0.125, (0.125, 0.5)]
+
+
 def test_a_training_with_both_flags(tmp_path):
     config, work = write_config(tmp_path), tmp_path / "work"
     train_here(config, work, flags=("--iterations", "3", "--size", "16"))
