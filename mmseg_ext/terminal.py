@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 
+import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import print_log
@@ -38,6 +39,9 @@ _USELESS = (
     "Fail to import ``MultiScaleDeformable",
     "`optimizer.step()` has been overridden",
 )
+
+
+_FIRST_LINE, _NEXT_LINES = 10, 30  # seconds until a line of a slow training
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:
@@ -79,31 +83,51 @@ def logged_warnings() -> Iterator[None]:
         yield
 
 
+def _clock(seconds: float) -> str:
+    """Return hours, minutes and seconds: 1:02:03."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
 class ProgressHook(Hook):
-    """Print iteration, loss, speed and time left, as often as `LoggerHook` logs."""
+    """Print iteration, loss, speed and time left, as often as `LoggerHook` logs.
+
+    Slow trainings have a line ten seconds after the start, and then every half minute. The speed
+    does not count the first iteration, which starts workers and chooses kernels.
+    """
 
     priority = "VERY_LOW"
 
     def before_train(self, runner) -> None:
         self.start = time.perf_counter()
         self.first = runner.iter
+        self.is_warm = self.is_estimated = False
+        self.next_time = self.start + _FIRST_LINE
         intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self.interval = min(intervals, default=50)
         quiet_terminal(runner.logger, _REPLACED)
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        done, total = runner.iter + 1, runner.max_iters
-        is_printed = done % self.interval == 0 or done == total
-        if not is_main_process() or not is_printed:
+        done, total, now = runner.iter + 1, runner.max_iters, time.perf_counter()
+        speed = (done - self.first) / (now - self.start)
+        if not self.is_warm:
+            self.is_warm, self.first, self.start = True, done, now
+        is_logged = done % self.interval == 0 or done == total
+        if not is_main_process() or (not is_logged and now < self.next_time):
             return
+        is_measured = done - self.first >= 3
+        self.next_time = now + (_NEXT_LINES if is_measured else _FIRST_LINE)
+        seconds = (total - self.first) / speed
+        if is_measured and not self.is_estimated and seconds >= 60:
+            self.is_estimated = True
+            print(f"  the training takes about {_clock(seconds)}, and the time of its validations")
         line = f"  iteration {done:>{len(str(total))}}/{total}"
         loss = runner.message_hub.log_scalars.get("train/loss")
-        if loss:
+        # Between the lines of the log, reading the loss would wait for a GPU.
+        if loss and (is_logged or not torch.cuda.is_initialized()):
             line += f"  loss {loss.mean(self.interval):.3f}"
-        speed = (done - self.first) / (time.perf_counter() - self.start)
-        left = round((total - done) / speed)
-        hours = f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
-        print(f"{line}  {speed:.3g} it/s  {hours} left", flush=True)
+        left = _clock((total - done) / speed)
+        print(f"{line}  {speed:.3g} it/s  {left} left", flush=True)
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         if is_main_process():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmengine.optim import OptimWrapper
     from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner
     from mmengine.structures import PixelData
+    from mmengine.utils import ManagerMixin
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
     from mmseg.structures import SegDataSample
     from torch import Tensor
@@ -88,6 +89,28 @@ def save_checkpoint(hook: "CheckpointHook", runner: "Runner") -> None:
     meta = {"epoch": runner.epoch, "iter": runner.iter + 1}
     finished = runner.epoch if hook.by_epoch else runner.iter
     hook._save_checkpoint_with_step(runner, finished + 1, meta)
+
+
+def forget_instance(kind: "type[ManagerMixin]", name: str | None) -> None:
+    """Let mmengine make a new instance of this name; it would return the existing one."""
+    kind._instance_dict.pop(name, None)  # type: ignore  # of its metaclass
+    for subclass in kind.__subclasses__():
+        forget_instance(subclass, name)
+
+
+def make_current(instance: "ManagerMixin") -> None:
+    """Make an instance the newest of its class, which `get_current_instance` returns."""
+    for kind in type(instance).__mro__:
+        if hasattr(kind, "_instance_dict"):
+            kind._instance_dict.pop(instance.instance_name, None)
+            kind._instance_dict[instance.instance_name] = instance
+
+
+def base_configs(path: str) -> list[str]:
+    """Return the paths of a config's `_base_`, which are not in a loaded config."""
+    from mmengine.config import Config
+
+    return [Config._get_cfg_path(base, path)[0] for base in Config._get_base_files(path)]
 
 
 def accumulates_gradients(wrapper: "OptimWrapper") -> bool:

@@ -4,38 +4,68 @@ import logging
 import time
 from types import SimpleNamespace
 
+import pytest
+import torch
 from mmengine.hooks import LoggerHook
 
 from mmseg_ext.terminal import ProgressHook
 
 
-def test_lines_of_a_resumed_run(monkeypatch, capsys, tmp_path):
-    """Each interval and the last iteration; speed and time left since the start of this process."""
-    clock = iter((10.0, 30.0, 60.0))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+def run_lines(tmp_path, capsys, monkeypatch, seconds: dict[int, float], **settings) -> list[str]:
+    """Return what is printed for a run whose iterations end at these seconds."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr(time, "perf_counter", lambda: clock["now"])
     losses = {"train/loss": SimpleNamespace(mean=lambda count: count / 50)}
     logger = logging.Logger("run")
     logger.addHandler(logging.StreamHandler(open(tmp_path / "terminal", "w")))  # noqa: SIM115
     logger.addHandler(logging.FileHandler(tmp_path / "log"))
     runner = SimpleNamespace(
-        iter=50,
-        max_iters=9350,
+        iter=min(seconds) - 1,
         message_hub=SimpleNamespace(log_scalars=losses),
         logger=logger,
-        hooks=[LoggerHook(interval=100)],
+        **settings,
     )
     hook = ProgressHook()
     hook.before_train(runner)
     for text in ("Iter(train) [ 1/2]  loss: 1", "Saving checkpoint", "Iter(val) [1/1]  mIoU: 2"):
         logger.info(text)
     logger.warning("Iter(train) is slow")
-    for runner.iter in (98, 99, 100, 9349):
+    for done, clock["now"] in seconds.items():
+        runner.iter = done - 1
         hook.after_train_iter(runner, 0)
     hook.after_val_epoch(runner, {"aAcc": 3.0, "mIoU": 12.5})
-    assert capsys.readouterr().out.splitlines() == [
-        "  iteration  100/9350  loss 2.000  2.5 it/s  1:01:40 left",
-        "  iteration 9350/9350  loss 2.000  186 it/s  0:00:00 left",
+    return capsys.readouterr().out.splitlines()
+
+
+def test_lines_of_a_resumed_run(tmp_path, capsys, monkeypatch):
+    """Each interval and the last iteration; speed and time left without the first iteration."""
+    seconds = {51: 2.0, 52: 2.1, 99: 6.8, 100: 6.9, 101: 7.0, 9350: 1856.8}
+    settings = dict(max_iters=9350, hooks=[LoggerHook(interval=100)])
+    assert run_lines(tmp_path, capsys, monkeypatch, seconds, **settings) == [
+        "  the training takes about 0:15:30, and the time of its validations",
+        "  iteration  100/9350  loss 2.000  10 it/s  0:15:25 left",
+        "  iteration 9350/9350  loss 2.000  5.01 it/s  0:00:00 left",
         "  validation: aAcc 3, mIoU 12.5",
     ]
     assert (tmp_path / "terminal").read_text() == "Saving checkpoint\nIter(train) is slow\n"
     assert (tmp_path / "log").read_text().count("\n") == 4
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_slow_training_has_lines_by_time(tmp_path, capsys, monkeypatch, on_gpu):
+    """Ten seconds after the start and then every thirty; no loss that is still on a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
+    seconds = {done: 20.0 + 4 * done for done in range(1, 20)}
+    settings = dict(max_iters=400, hooks=[LoggerHook(interval=50)])
+    lines = run_lines(tmp_path, capsys, monkeypatch, seconds, **settings)
+    loss = "" if on_gpu else "  loss 1.000"
+    assert lines == [
+        f"  iteration   1/400{loss}  0.0417 it/s  2:39:36 left",
+        "  the training takes about 0:26:36, and the time of its validations",
+        f"  iteration   4/400{loss}  0.25 it/s  0:26:24 left",
+        f"  iteration  12/400{loss}  0.25 it/s  0:25:52 left",
+        "  validation: aAcc 3, mIoU 12.5",
+    ]
+    fast = {done: 1.0 + done / 100 for done in range(1, 49)}
+    lines = run_lines(tmp_path, capsys, monkeypatch, fast, **settings)
+    assert lines == ["  validation: aAcc 3, mIoU 12.5"]

@@ -1,6 +1,7 @@
 """Print the config and the run record that `train` would start with."""
 
 import argparse
+import functools
 import json
 import os
 from dataclasses import asdict
@@ -30,9 +31,11 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.build import enable_learning_rate_scaling
     from mmseg_ext.engine.config import load_config
+    from mmseg_ext.engine.rescaling import rescale
     from mmseg_ext.engine.run_record import describe_run
 
-    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
+    change = functools.partial(rescale, iterations=args.iterations, size=args.size)
+    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher, change)
     if args.amp:
         enable_amp(cfg)
     if args.auto_scale_lr:

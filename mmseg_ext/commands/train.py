@@ -1,6 +1,9 @@
 """Train a segmentor: mmsegmentation's flags, and --auto-scale-lr."""
 
 import argparse
+import os
+import shlex
+from pathlib import Path
 
 from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
 
@@ -12,6 +15,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true", help="from the newest checkpoint, if any")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
     parser.add_argument("--auto-scale-lr", action="store_true", help="to the effective batch size")
+    rescaled = "iterations; schedules and intervals keep their shares of them"
+    parser.add_argument("--iterations", type=int, metavar="N", help=rescaled)
+    resized = "short side of the crops; images and windows change by the same factor"
+    parser.add_argument("--size", type=int, metavar="N", help=resized)
     launcher_flags(parser)
     return parser
 
@@ -28,6 +35,8 @@ def runner_of(args: argparse.Namespace):
         args.resume,
         args.amp,
         args.auto_scale_lr,
+        args.iterations,
+        args.size,
     )
 
 
@@ -45,3 +54,32 @@ def main(args: argparse.Namespace) -> None:
         share = runner.cfg.get("min_backbone_share")
         with explained(runner.cfg, runner.model), safe_loading(share):
             runner.train()
+        if runner.rank == 0:
+            print_next(args, runner)
+
+
+def print_next(args: argparse.Namespace, runner) -> None:
+    """Print the best checkpoint of a training, and the commands that use it."""
+    from mmseg_ext.checkpoint.safe_loading import unwrap_model
+
+    info = runner.message_hub.runtime_info
+    kept = [key for key in info if key.startswith("best_ckpt") and info[key]]
+    checkpoint = info[kept[0]] if kept else info.get("last_ckpt")
+    if checkpoint is None:  # `default_hooks.checkpoint=None`
+        return
+    config = args.config
+    if args.cfg_options or args.iterations or args.size:  # the copy in the work directory has them
+        config = Path(runner.work_dir, Path(runner.cfg.filename).name)
+    score = info.get(kept[0].replace("ckpt", "score")) if kept else None
+    about = "last checkpoint" if score is None else f"best checkpoint, with a score of {score:.4g}"
+    words = shlex.join([_shown(config), _shown(checkpoint)])
+    print(f"{about}: {_shown(checkpoint)}\nNext:\n  mmseg-ext test {words}")
+    print(f"  mmseg-ext report {shlex.quote(_shown(runner.work_dir))}")
+    if hasattr(unwrap_model(runner.model), "encode_decode"):  # a segmentor
+        print(f"  mmseg-ext image_demo IMAGE {words}\n  mmseg-ext export {words}")
+
+
+def _shown(path: str | Path) -> str:
+    """Return a path in the current folder without this folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

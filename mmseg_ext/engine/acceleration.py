@@ -362,6 +362,9 @@ class AccelerationHook(Hook):
             for name in sorted(untested_layers(model)):
                 runner.logger.info(f"channels_last: not tested with {name}; try channels_last=True")
         settings = runner.cfg.get("compile")
+        if settings:  # an earlier run of the process may have ended in a validation
+            eager_stance(False)
+            torch.compiler.reset()  # torch counts compilations up to a limit, of all runs
         if isinstance(settings, dict) and settings.get("target") == "blocks":
             of_torch = dict(settings)
             del of_torch["target"]

@@ -10,6 +10,7 @@ Arguments of Runners have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2
 - `tta` uses `StreamingSegTTAModel` if a config has no `tta_model`.
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -28,10 +29,13 @@ from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.config import as_list, input_channels, load_config
 from mmseg_ext.engine.distributed import init_distributed
+from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
+from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
 from mmseg_ext.torch_versions import set_cudnn_attention
 
 
@@ -43,13 +47,16 @@ def build_train_runner(
     resume: bool = False,
     amp: bool = False,
     auto_scale_lr: bool = False,
+    iterations: int | None = None,
+    size: int | None = None,
 ) -> Runner:
-    """Build the Runner that trains a config; see `load_config` for the arguments.
+    """Build the Runner that trains a config; see `load_config` and `rescale` for the arguments.
 
     Raises:
         LaunchError: if the run cannot start.
     """
-    cfg = load_config(config, options, work_dir, launcher)
+    change = functools.partial(rescale, iterations=iterations, size=size)
+    cfg = load_config(config, options, work_dir, launcher, change)
     if amp:
         enable_amp(cfg)
     if auto_scale_lr:
@@ -122,10 +129,12 @@ def build_segmentor(cfg: Config) -> Any:
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     set_gpu_defaults(cfg)
+    process_state = OwnProcessStateHook(cfg)
     with explained(cfg):
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
+    predict_mixed_sizes(unwrap_model(runner.model))
     runner.register_hook(AccelerationHook())
     check_loops(runner)
     for warning in dataset_warnings(runner):
@@ -138,6 +147,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
             runner.logger.warning(warning)
         check_metrics(runner)
         _fit_learning_rate(runner)
+    process_state.complete(runner)
     return runner
 
 

@@ -24,7 +24,15 @@ from torch import nn
 
 from mmseg_ext import errors
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.config import KEYS, arguments, format_error, nearest, short
+from mmseg_ext.engine.config import (
+    KEYS,
+    arguments,
+    as_list,
+    dropped_imports,
+    format_error,
+    nearest,
+    short,
+)
 from mmseg_ext.errors import LaunchError, RunError
 
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
@@ -53,7 +61,7 @@ def explained(cfg: Config, model: nn.Module | None = None) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__ == errors.__name__:
             raise
-        explanation = _explanation(_all_entries(cfg), error)
+        explanation = _explanation(_all_entries(cfg), error, cfg.filename)
         if explanation is None and model is not None:
             explanation = _of_heads(unwrap_model(model), error)
         if explanation is None:
@@ -97,17 +105,18 @@ class _Failure:
     reason: str  # 'KeyError: ...'
     part: str  # the key that `_find_part` returns
     entries: _Entries  # of the config, those of the part first
+    config: str | None  # its file
 
     def runs(self, function: str, package: str = "") -> bool:
         return any(f.name == function and package in f.filename for f in self.frames)
 
 
-def _explanation(entries: _Entries, error: Exception) -> Exception | None:
+def _explanation(entries: _Entries, error: Exception, config: str | None) -> Exception | None:
     """Return the error with the explaining line, or None if `error` is not about the config."""
     part = _find_part(entries, error.__traceback__)
     own_first = sorted(entries, key=lambda entry: not _is_within(entry[0], part))
     frames = traceback.extract_tb(error.__traceback__)
-    failure = _Failure(error, frames, format_error(error), part, own_first)
+    failure = _Failure(error, frames, format_error(error), part, own_first, config)
     if failure.runs("load_checkpoint", "mmengine"):
         return _of_weights(entries, error)
     for explain in (_of_constructor, _of_type, _of_argument, _of_step, _of_pipeline, _of_part):
@@ -252,9 +261,23 @@ def _of_type(failure: _Failure) -> LaunchError | None:
             continue
         named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
         if named and _class_named(kind) is None:
-            hint = nearest(kind, _registered_names())
+            hint = _about_imports(failure) or nearest(kind, _registered_names())
             return LaunchError(f"{key}={kind!r}: not registered{hint}")
     return None
+
+
+def _about_imports(failure: _Failure) -> str:
+    """Return what a list of `custom_imports` lacks that replaces the list of a base."""
+    if not Path(failure.config or "").is_file():  # a config that is not from a file
+        return ""
+    dropped = dropped_imports(str(failure.config))
+    if not dropped:
+        return ""
+    own = dict(failure.entries)["custom_imports.imports"]
+    return (
+        f"; custom_imports.imports={own!r} replaces the base's list; set imports="
+        f"{[*as_list(own), *dropped]}"
+    )
 
 
 def registries() -> list[Registry]:

@@ -17,9 +17,11 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import init_dist
 from mmengine.runner import Runner
+from mmengine.utils import import_modules_from_strings
 
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LaunchError, one_line
+from mmseg_ext.upstream import base_configs
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
 KEYS = set(inspect.signature(Runner).parameters)
@@ -28,6 +30,7 @@ KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 KEYS |= {"tta_model", "tta_pipeline"}
+_FOLDERS: set[str] = set()  # in which Python finds modules of configs that were loaded
 _MMSEG_BASE = (
     "_base_: mmengine looks for 'mmseg::' in a distribution called mmsegmentation, and "
     "installing it would overwrite this mmseg; set the path of the file: "
@@ -41,9 +44,13 @@ def model_names() -> list[str]:
 
 
 def load_config(
-    path: str, options: dict | None = None, work_dir: str | None = None, launcher: str = "none"
+    path: str,
+    options: dict | None = None,
+    work_dir: str | None = None,
+    launcher: str = "none",
+    change: Callable[[Config], None] = lambda cfg: None,
 ) -> Config:
-    """Load the config at `path`, or of this model name, and merge `options` into it.
+    """Load the config at `path`, or of this model name, `change` it, and merge `options` into it.
 
     The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
@@ -53,13 +60,17 @@ def load_config(
     path = _path_of(path)
     options = options or {}
     try:
-        cfg = Config.fromfile(path)
+        cfg = Config.fromfile(path, import_custom_modules=False)
+        _import_modules(cfg, path)
+    except LaunchError:
+        raise
     except Exception as error:  # a config is a program and can raise anything
         raise LaunchError(f"config {path}: {_loading_problem(path, error)}") from error
     cfg.launcher = launcher
     for warning in unread_keys(cfg, options):
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
+    change(cfg)
     try:
         fitting = {key: _with_kind_of(cfg, key, value) for key, value in options.items()}
         cfg.merge_from_dict(fitting)
@@ -67,6 +78,51 @@ def load_config(
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
+
+
+def _import_modules(cfg: Config, path: str) -> None:
+    """Import the config's `custom_imports`, also from its folder or the current one.
+
+    Raises:
+        LaunchError: if a module of this name has been imported for a config in another folder.
+    """
+    folder = Path(path).resolve().parent
+    own = {}
+    for name in _imports_of(cfg):
+        first = name.partition(".")[0]
+        # 'my_project.my_head', or 'my_head'
+        for place in map(str, (Path.cwd(), folder.parent, folder)):
+            if Path(place, first).is_dir() or Path(place, f"{first}.py").is_file():
+                own[name] = place
+    for place in own.values():
+        if place not in sys.path:
+            sys.path.append(place)  # last: it hides no installed package
+            _FOLDERS.add(place)
+    if cfg.get("custom_imports"):
+        import_modules_from_strings(**cfg.custom_imports)
+    for name, place in own.items():
+        file = Path(getattr(sys.modules.get(name), "__file__", None) or place)
+        if not file.is_relative_to(place) and any(map(file.is_relative_to, _FOLDERS)):
+            raise LaunchError(
+                f"custom_imports: {name!r} is already imported from {file}; start a new process, "
+                f"or rename the module in {place}"
+            )
+
+
+def _imports_of(cfg: Config) -> list[str]:
+    return as_list((cfg.get("custom_imports") or {}).get("imports"))
+
+
+def dropped_imports(path: str) -> list[str]:
+    """Return the modules in `custom_imports` of a config's bases that its own list replaces."""
+    own = _imports_of(Config.fromfile(path, import_custom_modules=False))
+    dropped = []
+    for base in base_configs(path):
+        of_base = _imports_of(Config.fromfile(base, import_custom_modules=False))
+        for name in (*of_base, *dropped_imports(base)):
+            if name not in own:
+                dropped.append(name)
+    return dropped
 
 
 def _loading_problem(path: str, error: Exception) -> str:
@@ -80,6 +136,8 @@ def _loading_problem(path: str, error: Exception) -> str:
     while causes[-1].__context__ is not None:
         causes.append(causes[-1].__context__)
     reason = "; ".join(map(format_error, causes[-2:]))
+    if isinstance(causes[-1], ModuleNotFoundError) and "Failed to import" in reason:
+        reason += f"; put the module next to {path}, or set PYTHONPATH=FOLDER"
     # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
     last_file = traceback.extract_tb(error.__traceback__)[-1].filename
     if isinstance(error, NameError) and not last_file:

@@ -24,6 +24,7 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
 from mmseg_ext.layers.precision import full_precision
+from mmseg_ext.segmentors.mixed_sizes import by_size
 from mmseg_ext.segmentors.score_maps import Merge
 from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
@@ -61,6 +62,10 @@ class StreamingSegTTAModel(BaseTTAModel):
         """
         if not (isinstance(self.module, StripEncoderDecoder) and self.module.predicts_in_strips()):
             return cast(list[SegDataSample], super().test_step(data))
+        return list(by_size(self._merged_step, data))
+
+    def _merged_step(self, data: dict) -> list[SegDataSample]:
+        """Return the predictions of images that have equal sizes in each view."""
         samples: list[SegDataSample] = []  # of the first view
         maps = []  # per view, the scores of each image
         for values in zip(*data.values(), strict=True):  # of the fields of one view

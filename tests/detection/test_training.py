@@ -41,7 +41,7 @@ randomness = dict(seed=None)
 
 def train(config, work_dir, resume=False):
     root = config.with_name("shapes")  # the first training makes them
-    options = {"visualizer.name": work_dir.name}
+    options = {}
     for split in ("train", "val", "test"):
         options[f"{split}_dataloader.dataset.data_root"] = f"{root}/"
         options[f"{split}_dataloader.dataset.recipe"] = RECIPE

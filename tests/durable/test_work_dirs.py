@@ -122,7 +122,7 @@ def test_a_new_run_does_not_resume_from_an_older_run(tmp_path):
 def test_a_relative_out_dir_from_another_folder_is_refused(tmp_path, monkeypatch, start):
     """As a missing file in the default folder; from the first folder the run resumes."""
     out = "default_hooks['checkpoint'].update(out_dir='out', filename_tmpl='step_{}.pth')\n"
-    visualizer = "visualizer = dict(type='Visualizer')\n"  # of which `go` sets the name
+    visualizer = "visualizer = dict(type='Visualizer')\n"
     (tmp_path / "curve.py").write_text(CONFIG + visualizer + out + start)
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": {"weight": torch.zeros(2)}}, "weights.pth")

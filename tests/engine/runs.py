@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import io
-import itertools
 import multiprocessing
 import os
 import runpy
@@ -230,13 +229,10 @@ def run_tool(
     return run_script(ROOT / "tools" / tool, *arguments, *launcher, ranks=ranks, **settings)
 
 
-_NUMBERS = itertools.count()
-
-
 def train_words(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
-    """Return the arguments of train.py, with a visualizer that no other run of the process has."""
-    own = f"visualizer.name=run{next(_NUMBERS)}"
-    return [str(config), "--work-dir", str(work), *flags, "--cfg-options", own, *options]
+    """Return the arguments of train.py."""
+    words = [str(config), "--work-dir", str(work), *flags]
+    return [*words, "--cfg-options", *options] if options else words
 
 
 def built(*words: str | Path) -> Runner:

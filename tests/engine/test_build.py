@@ -68,6 +68,11 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
     assert shown.count("\n") <= 14, shown
     assert re.search(r"model: \w+ of ResNetV1c, FCNHead; 0\.19 M parameters", shown)
     assert "; OptimWrapper; seed 0" in shown
+    best = work / "best_mIoU_iter_12.pth"
+    assert lines_with(terminal, "best checkpoint, with a score of", best)
+    for command in ("test", "image_demo IMAGE", "export"):  # with the options of this training
+        assert lines_with(terminal, f"mmseg-ext {command} {work / 'tiny.py'} {best}")
+    assert lines_with(terminal, f"mmseg-ext report {work}")
     assert ", 8 images" in shown and "from 0 to 12 iterations" in shown and str(trained) in shown
 
 
@@ -275,7 +280,7 @@ def test_test_and_tta(trained, tmp_path):
     """test.py repeats the validation's mIoU, writes predictions and images, and runs --tta."""
     words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), "--work-dir"]
     drawn = ["--out", str(tmp_path / "out"), "--show-dir", str(tmp_path / "show"), "--cfg-options"]
-    drawn += ["default_hooks.visualization.interval=1", "visualizer.name=shown"]
+    drawn += ["default_hooks.visualization.interval=1"]
     drawn += ["test_dataloader.num_workers=1", "test_dataloader.persistent_workers=True"]
     assert run("test", [*words, str(tmp_path / "plain"), *drawn]) == 0
     assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()

@@ -188,6 +188,68 @@ def test_a_failing_import_shows_its_cause(tmp_path, monkeypatch):
         load_config(str(config))
 
 
+OWN = """
+from mmseg.datasets import BaseSegDataset
+from mmseg.registry import DATASETS
+
+@DATASETS.register_module()
+class {name}(BaseSegDataset):
+    pass
+"""
+
+
+def test_a_list_of_imports_that_replaces_the_bases_is_named(tmp_path):
+    """Also that of a base's base; with a list of both, the config trains."""
+    write_config(tmp_path, "custom_imports['imports'].append('my_dropped')\n")
+    (tmp_path / "my_dropped.py").write_text(OWN.format(name="MyDroppedDataset"))
+    imports = '["mmseg_ext", "tests.engine.run_hooks"]'
+    child, grandchild = tmp_path / "child.py", tmp_path / "grandchild.py"
+    child.write_text(
+        f"_base_ = ['./tiny.py']\ncustom_imports = dict(imports={imports})\n"
+        "train_dataloader = dict(dataset=dict(type='MyDroppedDataset'))\n"
+    )
+    grandchild.write_text("_base_ = './child.py'\ncustom_imports = dict(imports=['mmseg_ext'])\n")
+    for path in (child, grandchild):
+        where = "train_dataloader.dataset.type='MyDroppedDataset': "
+        with raises_message(LaunchError, where=where, todo="custom_imports.imports=") as refusal:
+            build_train_runner(str(path), {"train_cfg.max_iters": 1}, str(tmp_path / "work"))
+        check_message(refusal.value, todo="'my_dropped'")
+        assert "did you mean" not in str(refusal.value)
+    both = "['mmseg_ext', 'tests.engine.run_hooks', 'my_dropped']"
+    child.write_text(child.read_text().replace(imports, both))
+    train(child, {"train_cfg.max_iters": 1})
+
+
+def test_modules_next_to_a_config_are_found(tmp_path, monkeypatch):
+    """And in the config's folder, if it is a package; a module of another config is not taken."""
+    for number in (1, 2):
+        folder = tmp_path / f"one{number}/my_package{number}"
+        folder.mkdir(parents=True)
+        (folder / "own_next.py").write_text(f"number = {number}\n")
+        (folder / f"own_in{number}.py").write_text("")
+        names = [f"my_package{number}.own_in{number}", "own_next"]
+        (folder / "config.py").write_text(f"custom_imports = dict(imports={names})\n")
+    load_config(str(tmp_path / "one1/my_package1/config.py"))
+    load_config(str(tmp_path / "one1/my_package1/config.py"))  # again
+    with raises_message(
+        LaunchError, "'own_next'", f"{tmp_path}/one1/my_package1/own_next.py", todo="rename"
+    ):
+        load_config(str(tmp_path / "one2/my_package2/config.py"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/own_current.py").write_text("")
+    config = tmp_path / "one1/current.py"
+    config.write_text("custom_imports = dict(imports='own_current')\n")
+    with raises_message(LaunchError, "own_current", todo="PYTHONPATH=FOLDER"):
+        load_config(str(config))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    load_config(str(config))
+    (tmp_path / "far.py").write_text("custom_imports = dict(imports='own_far')\n")
+    with raises_message(
+        LaunchError, "own_far", where=f"config {tmp_path}/far.py: ", todo="PYTHONPATH=FOLDER"
+    ):
+        load_config(str(tmp_path / "far.py"))
+
+
 def test_a_base_with_a_variable_is_explained(tmp_path):
     write_config(tmp_path)
     path = tmp_path / "derived.py"

@@ -1,0 +1,121 @@
+"""A shorter training, or smaller images, for any config: the flags --iterations and --size."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmengine.config import Config, ConfigDict
+
+from mmseg_ext.engine.config import as_list, crop_size, inner_datasets, type_name
+from mmseg_ext.errors import LaunchError
+
+_LENGTHS = ("T_max", "milestones", "periods", "step_size", "total_steps")  # of schedulers
+_RESIZES = ("RandomChoiceResize", "RandomResize", "Resize")
+_TRANSFORMS = (*_RESIZES, "Pad", "RandomCrop")
+_SIZES = ("crop_size", "scale", "scale_factor", "scales", "size", "stride")  # of transforms, ...
+
+
+def rescale(cfg: Config, iterations: int | None = None, size: int | None = None) -> None:
+    """Change the length of a training, and the size of its images, in place.
+
+    With `iterations`, schedules and intervals keep their shares of the training. `size` is the
+    short side of the crops; images, windows and pads change by the same factor. If training cuts
+    the crops from images at their own scale, the images keep it.
+
+    Raises:
+        LaunchError: with `iterations` for a config that counts epochs, or has several schedules,
+            and with `size` for a config without crops.
+    """
+    if iterations is not None:
+        _set_iterations(cfg, iterations)
+    if size is not None:
+        _set_size(cfg, size)
+
+
+def _set_iterations(cfg: Config, iterations: int) -> None:
+    loop, schedulers = cfg.get("train_cfg") or {}, cfg.get("param_scheduler")
+    flag = f"--iterations {iterations}"
+    if iterations < 1:
+        raise LaunchError(f"{flag}: must be positive")
+    if "max_iters" not in loop:
+        raise LaunchError(f"{flag}: train_cfg has no max_iters; set train_cfg.max_epochs instead")
+    if isinstance(schedulers, dict) and "type" not in schedulers:
+        raise LaunchError(f"{flag}: param_scheduler has several schedules; use --cfg-options")
+    factor = iterations / loop["max_iters"]
+    loop["max_iters"] = iterations
+    loop.setdefault("val_interval", 1000)  # mmengine's
+    checkpoint = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    _scale_keys(loop, ("val_interval", "val_begin", "dynamic_intervals"), factor)
+    if not checkpoint.get("by_epoch", True) and checkpoint.get("interval", -1) > 0:
+        _scale_keys(checkpoint, ("interval",), factor)
+    for scheduler in as_list(schedulers):
+        if scheduler.get("by_epoch", True):
+            continue
+        _scale_keys(scheduler, _LENGTHS, factor)
+        begin = min(round(scheduler.get("begin", 0) * factor), iterations - 1)
+        if "begin" in scheduler:
+            scheduler["begin"] = begin
+        if "end" in scheduler:
+            scheduler["end"] = max(round(scheduler["end"] * factor), begin + 1)
+
+
+def _set_size(cfg: Config, size: int) -> None:
+    if size < 1:
+        raise LaunchError(f"--size {size}: must be positive")
+    factor = size / min(crop_size(cfg))
+    _scale_keys(cfg, _SIZES, factor)
+    _scale_keys(cfg.model.get("test_cfg") or {}, _SIZES, factor)
+    for settings in (cfg.get("data_preprocessor"), cfg.model.get("data_preprocessor")):
+        _scale_keys(settings or {}, _SIZES, factor)
+        _scale_keys((settings or {}).get("test_cfg") or {}, _SIZES, factor)
+    keys = ["train_dataloader"]
+    if any(map(_resizes_images, _pipelines(cfg.get(keys[0]) or {}))):
+        keys += ["val_dataloader", "test_dataloader", "tta_pipeline"]
+    for key in keys:
+        for step in _typed(cfg.get(key)):
+            if type_name(step) in _TRANSFORMS:
+                _scale_keys(step, _SIZES, factor)
+    for key in keys[1:3]:
+        for steps in _pipelines(cfg.get(key) or {}):
+            if not _resizes_images(steps):  # then after the loading
+                resize = ConfigDict(type="Resize", scale_factor=factor, keep_ratio=True)
+                steps.insert(1, resize)
+
+
+def _resizes_images(steps: list) -> bool:
+    """Return whether a pipeline resizes images, and not only crops of them."""
+    kinds = [type_name(step) for step in steps]
+    end = kinds.index("RandomCrop") if "RandomCrop" in kinds else len(kinds)
+    return any(kind in _RESIZES for kind in kinds[:end])
+
+
+def _pipelines(loader: Mapping) -> list[list]:
+    return [dataset.get("pipeline", []) for dataset in inner_datasets(loader.get("dataset") or {})]
+
+
+def _typed(value: Any) -> Iterator[dict]:
+    """Yield the datasets, samplers and transforms in the settings of a loader or a pipeline."""
+    if isinstance(value, Mapping):
+        if "type" in value:
+            yield value  # type: ignore  # a ConfigDict
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _typed(part)
+
+
+def _scale_keys(settings: Any, keys: tuple[str, ...], factor: float) -> None:
+    for key in keys:
+        if key in settings:
+            value = settings[key]
+            if key == "scale_factor" and isinstance(value, int):
+                value = float(value)
+            settings[key] = _scaled(value, factor)
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """Scale a number, or those in lists and tuples; whole numbers stay whole, and None stays."""
+    if isinstance(value, list | tuple):
+        return type(value)(_scaled(part, factor) for part in value)
+    if isinstance(value, float):
+        return value * factor
+    return value if value is None else max(1, round(value * factor))

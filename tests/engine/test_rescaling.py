@@ -1,0 +1,171 @@
+"""The flags --iterations and --size of train and print_config."""
+
+import pytest
+from mmengine.config import Config
+
+from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.rescaling import rescale
+from mmseg_ext.errors import LaunchError
+from tests.engine.runs import train_here, write_config
+from tests.engine.states import logged
+from tests.messages import raises_message
+
+
+def train_config(name: str, options: dict | None = None, **flags: int) -> Config:
+    return load_config(name, options, change=lambda cfg: rescale(cfg, **flags))
+
+
+def schedule(cfg) -> list:
+    """Return the numbers of a schedule: of its loop, of the checkpoints, and of the schedulers."""
+    ends = [(one.get("begin"), one.end) for one in cfg.param_scheduler]
+    interval = cfg.default_hooks.checkpoint.interval
+    return [cfg.train_cfg.max_iters, cfg.train_cfg.val_interval, interval, *ends]
+
+
+@pytest.mark.parametrize(
+    ("name", "iterations", "expected"),
+    [
+        ("ea_r101_ade20k_160k", 1000, [1000, 100, 100, (0, 1000)]),
+        ("ea_r101_ade20k_160k", 320000, [320000, 32000, 32000, (0, 320000)]),
+        ("ea_r101_voc_45k", 4500, [4500, 60, 300, (0, 4500)]),
+        ("upernet_deepvit_s_ade20k_160k", 1600, [1600, 160, 160, (0, 15), (15, 1600)]),
+        ("upernet_deepvit_s_ade20k_160k", 20, [20, 2, 2, (0, 1), (0, 20)]),
+        ("upernet_deepvit_s_ade20k_160k", 1, [1, 1, 1, (0, 1), (0, 1)]),
+    ],
+)
+def test_schedules_keep_their_shares(name, iterations, expected):
+    assert schedule(train_config(name, iterations=iterations)) == expected
+
+
+def test_other_lengths_of_schedulers(tmp_path):
+    """In iterations; what is in epochs stays, and options win."""
+    schedulers = "param_scheduler = [dict(type='MultiStepLR', milestones=[4, 8], by_epoch=False),"
+    schedulers += "dict(type='MultiStepLR', milestones=[4, 8], by_epoch=True)]\n"
+    config = str(write_config(tmp_path, schedulers))
+    cfg = train_config(config, {"train_cfg.val_interval": 3}, iterations=6)
+    assert [one.milestones for one in cfg.param_scheduler] == [[2, 4], [4, 8]]
+    assert cfg.train_cfg.max_iters == 6 and cfg.train_cfg.val_interval == 3
+
+
+# Of a config: crops, their padding, the steps of training and of validation that have sizes,
+# windows, and the first view.
+SIZES = {
+    ("ea_r101_ade20k_160k", 256): [
+        (256, 256),
+        (256, 256),
+        [("RandomResize", (1024, 256)), ("RandomCrop", (256, 256))],
+        [("Resize", (1024, 256))],
+        None,
+        0.25,
+    ],
+    ("fpn_rmt_tiny_cityscapes_80k", 128): [
+        (128, 256),
+        (128, 256),
+        [("RandomResize", (512, 256)), ("RandomCrop", (128, 256))],
+        [("Resize", (512, 256))],
+        None,
+        0.125,
+    ],
+    ("ea_r101_cityscapes_80k", 1538): [
+        (1538, 1538),
+        (1538, 1538),
+        [("RandomResize", (4098, 2050)), ("RandomCrop", (1538, 1538))],
+        [("Resize", (4098, 2050))],
+        ((1538, 1538), (1026, 1026)),
+        1.0,
+    ],
+    # Validation has no resize, so it gets one.
+    ("ea_r18_shapes", 48): [
+        (48, 48),
+        (48, 48),
+        [("RandomResize", (64, 64)), ("RandomCrop", (48, 48))],
+        [("Resize", 0.5)],
+        None,
+        0.375,
+    ],
+    # Images at their own scale keep it.
+    ("ea_r101_voc_45k", 257): [
+        (257, 257),
+        (257, 257),
+        [("Pad", (257, 257)), ("RandomCrop", (257, 257))],
+        [],
+        None,
+        None,
+    ],
+    ("ea_r18_fpn_nuclei_4k", 128): [
+        (128, 128),
+        (128, 128),
+        [("RandomCrop", (128, 128))],
+        [],
+        None,
+        1.0,
+    ],
+}
+
+
+def sizes_of(cfg) -> list:
+    found = []
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        dataset = loader.dataset
+        steps = dataset.get("datasets", [dataset])[-1].pipeline
+        keys = ("scale", "crop_size", "scale_factor", "size")
+        found.append([(s.type, s[key]) for s in steps for key in keys if key in s])
+    windows = cfg.model.test_cfg
+    slide = (windows.crop_size, windows.stride) if windows.mode == "slide" else None
+    first_view = cfg.tta_pipeline[1].transforms[0][0].get("scale_factor")
+    return [cfg.crop_size, cfg.model.data_preprocessor.size, *found, slide, first_view]
+
+
+@pytest.mark.parametrize("row", SIZES, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_all_sizes_change_by_one_factor(row):
+    name, size = row
+    assert sizes_of(train_config(name, size=size)) == SIZES[row]
+
+
+def test_tiles_keep_the_scale_of_the_images(tmp_path):
+    """As in a project with --tiles: training resizes parts that it has cut from the images."""
+    cut = "crop = dict(type='RandomCrop', crop_size=(32, 32))\ncrop_size = (24, 24)\n"
+    cut += "again = dict(type='RandomCrop', crop_size=crop_size)\n"
+    cut += "resize = dict(type='RandomResize', scale=(32, 32), ratio_range=(0.8, 1.25))\n"
+    cut += "steps = [*load[:2], crop, resize, again, load[2]]\n"
+    cut += "train_dataloader['dataset'] = {**dataset, 'pipeline': steps}\n"
+    cut += (
+        "val_dataloader['dataset']['pipeline'].insert(1, dict(type='Resize', scale_factor=1.0))\n"
+    )
+    cut += "model['test_cfg'] = dict(mode='slide', crop_size=(32, 32), stride=(24, 24))\n"
+    found = sizes_of(train_config(str(write_config(tmp_path, cut)), size=12))
+    steps = [("RandomCrop", (16, 16)), ("RandomResize", (16, 16)), ("RandomCrop", (12, 12))]
+    assert found[2:5] == [steps, [("Resize", 1.0)], ((16, 16), (12, 12))]
+
+
+def test_factors_of_a_resize_stay_fractions(tmp_path):
+    resizes = "factors = [dict(type='Resize', scale_factor=f) for f in (1, 0.5, (0.5, 2.0))]\n"
+    resizes += "train_dataloader['dataset'] = {**dataset, 'pipeline': [*load[:2], *factors]}\n"
+    cfg = train_config(str(write_config(tmp_path, resizes)), size=8)
+    found = [step.scale_factor for step in cfg.train_dataloader.dataset.pipeline[2:]]
+    assert found == [0.25, 0.125, (0.125, 0.5)]
+
+
+def test_a_training_with_both_flags(tmp_path):
+    config, work = write_config(tmp_path), tmp_path / "work"
+    train_here(config, work, flags=("--iterations", "3", "--size", "16"))
+    assert len(logged(work)) == 3 and (work / "iter_3.pth").is_file()
+    assert Config.fromfile(work / "tiny.py").model.data_preprocessor.size == (16, 16)
+
+
+def test_configs_without_such_a_setting_end_in_one_line(tmp_path):
+    epochs = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\n"
+    config = str(write_config(tmp_path, epochs, "epochs.py"))
+    with raises_message(LaunchError, where="--iterations 5: ", todo="train_cfg.max_epochs"):
+        train_config(config, iterations=5)
+    several = "param_scheduler = dict(one=[], two=[])\n"
+    config = str(write_config(tmp_path, several, "several.py"))
+    with raises_message(LaunchError, "param_scheduler", where="--iterations 5: ", todo=True):
+        train_config(config, iterations=5)
+    uncut = "del model['data_preprocessor']['size']\n"
+    config = str(write_config(tmp_path, uncut, "uncut.py"))
+    with raises_message(LaunchError, "crop_size", todo=True):
+        train_config(config, size=16)
+    for flag in ("iterations", "size"):
+        with raises_message(LaunchError, 0, where=f"--{flag} "):
+            train_config(config, **{flag: 0})
