@@ -488,8 +488,14 @@ def test_masks_of_objects(kind, tmp_path, capsys):
     assert "object is cell, border is edge" in capsys.readouterr().out
     for name, label in label_maps(tmp_path).items():
         assert np.array_equal(label, expected[Path(name).parts[1]]) and (label == 2).any()
+    scores = Config.fromfile(tmp_path / "project/config.py").val_evaluator
+    assert [score["type"] for score in scores] == ["CheckedIoUMetric", "ObjectMetric"]
+    assert scores[1]["object_class"] == "cell"
     shutil.rmtree(tmp_path / "project")
     assert run(tmp_path, *flags) == 0
+    assert (
+        Config.fromfile(tmp_path / "project/config.py").val_evaluator["type"] == scores[0]["type"]
+    )
     assert ("--objects" in capsys.readouterr().out) == (kind == "numbers")
     assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
     assert "--objects: " in capsys.readouterr().err

@@ -42,7 +42,8 @@ from mmseg_ext.own_dataset.selection import evenly
 _FEW = 4  # values; fewer are no numbers of objects
 _SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
-_OBJECT_VALUES = ("no object", "object", "border")
+OBJECT = "object"
+OBJECT_VALUES = ("no object", OBJECT, "border")
 
 
 class Masks(Reader):
@@ -105,10 +106,10 @@ class ObjectMasks(Reader):
                 numbers = _objects(mask).astype(np.uint16)
                 for number, path in enumerate(annotation.paths[1:], start=2):
                     numbers[_objects(read_mask(path))] = number
-            return IndexMap(_OBJECT_VALUES, draw_labels(numbers))
+            return IndexMap(OBJECT_VALUES, draw_labels(numbers))
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names(_OBJECT_VALUES)
+        return legend_of_names(OBJECT_VALUES)
 
 
 def _objects(mask: IndexMap) -> np.ndarray:
