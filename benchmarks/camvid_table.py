@@ -36,7 +36,7 @@ from mmseg_ext.cost.model_cost import count_multiply_adds
 from mmseg_ext.cost.step_memory import batch_of
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.config import load_config
-from mmseg_ext.reports.results_hook import class_iou
+from mmseg_ext.reports.scores import class_scores
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBED = 16  # validation frames whose effective receptive fields are averaged
@@ -81,7 +81,7 @@ def run(row: Row, seed: int, iterations: int, folder: Path, far: int) -> dict:
 def score(row: Row, weights: Path, options: dict, far: int) -> dict:
     """Return mIoU, pixel accuracy, the IoU of each class and the far part, all in percent."""
     runner, counts = test(row, weights, options)
-    dataset, iou = runner.test_dataloader.dataset, 100 * class_iou(counts)
+    dataset, iou = runner.test_dataloader.dataset, 100 * class_scores(counts)["IoU"]
     numbers = {
         "miou": float(iou.mean()),
         "accuracy": float(100 * counts.trace() / counts.sum()),
@@ -90,7 +90,7 @@ def score(row: Row, weights: Path, options: dict, far: int) -> dict:
     }
     if row.is_head:  # with the config's scales and flips, too
         _, counts = test(row, weights, options, tta=True)
-        numbers["miou_views"] = float(100 * class_iou(counts).mean())
+        numbers["miou_views"] = float(100 * class_scores(counts)["IoU"].mean())
     return numbers
 
 

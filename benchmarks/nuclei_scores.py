@@ -23,6 +23,7 @@ import mmseg_ext
 from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.datasets.nuclei import NucleiDataset, number_nuclei
+from mmseg_ext.evaluation.object_metric import match_objects, number_objects, object_scores
 
 CLASSES = NucleiDataset.METAINFO["classes"]
 COLORED = 8  # mean difference between the largest and the smallest channel of stained tissue
@@ -35,54 +36,33 @@ class Scores:
 
     images: int = 0
     confusion: np.ndarray = field(default_factory=lambda: np.zeros((3, 3), np.int64))
-    matched: int = 0
-    objects: int = 0
-    nuclei: int = 0
-    count_errors: list[float] = field(default_factory=list)
+    objects: list[tuple[int, int, int]] = field(default_factory=list)  # of `match_objects`
 
     def add(self, predicted: np.ndarray, labels: np.ndarray, nuclei: np.ndarray) -> None:
         """Add an image: classes (H, W), labels (H, W), and numbered nuclei (H, W)."""
         counts = np.bincount(labels.ravel() * 3 + predicted.ravel(), minlength=9)
         self.confusion += counts.reshape(3, 3)
-        matched, objects, outlined = match(predicted, nuclei)
         self.images += 1
-        self.matched += matched
-        self.objects += objects
-        self.nuclei += outlined
-        self.count_errors.append(abs(objects - outlined) / outlined)
+        self.objects.append(match_objects(number_objects(predicted == 1), nuclei))
 
     def numbers(self) -> dict[str, float]:
         """Return IoU, precision, recall and F1 in percent, and the error of the count."""
+        objects = object_scores(self.objects)
         table = self.confusion
         iou = table.diagonal() / np.maximum(table.sum(0) + table.sum(1) - table.diagonal(), 1)
         cells = table[1:, 1:].sum() / (table.sum() - table[0, 0])
         return {
             "images": self.images,
-            "nuclei": self.nuclei,
+            "nuclei": sum(true for _, _, true in self.objects),
             **{name: 100 * value for name, value in zip(CLASSES, iou.tolist(), strict=True)},
             "mIoU": 100 * iou.mean(),
             "pixel accuracy": 100 * table.trace() / table.sum(),
             "nucleus or border": 100 * cells,
-            "precision": 100 * self.matched / max(self.objects, 1),
-            "recall": 100 * self.matched / max(self.nuclei, 1),
-            "F1": 200 * self.matched / max(self.objects + self.nuclei, 1),
-            "count error": 100 * float(np.mean(self.count_errors)),
+            "precision": objects["precision"],
+            "recall": objects["recall"],
+            "F1": objects["F1"],
+            "count error": objects["count_error"],
         }
-
-
-def match(predicted: np.ndarray, nuclei: np.ndarray) -> tuple[int, int, int]:
-    """Return how many objects and nuclei match, how many objects and how many nuclei there are.
-
-    At an IoU above 0.5 no object can match two nuclei.
-    """
-    number, objects = cv2.connectedComponents((predicted == 1).astype(np.uint8), connectivity=4)
-    outlined = int(nuclei.max()) + 1
-    pairs = np.bincount(
-        objects.ravel().astype(np.int64) * outlined + nuclei.ravel(), minlength=number * outlined
-    ).reshape(number, outlined)
-    union = pairs.sum(1, keepdims=True) + pairs.sum(0) - pairs
-    found = pairs[1:, 1:] > 0.5 * union[1:, 1:]
-    return int(found.sum()), number - 1, outlined - 1
 
 
 def kind_of(image: np.ndarray) -> str:

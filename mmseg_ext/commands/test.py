@@ -42,6 +42,7 @@ def runner_of(args: argparse.Namespace):
 def main(args: argparse.Namespace) -> None:
     """Test with weights that fill the complete model, except for auxiliary heads."""
     from mmseg_ext.checkpoint.safe_loading import safe_loading
+    from mmseg_ext.cost.model_cost import write_cost
     from mmseg_ext.engine.amp import bfloat16_autocast
     from mmseg_ext.engine.build_errors import explained
     from mmseg_ext.terminal import logged_warnings
@@ -53,3 +54,4 @@ def main(args: argparse.Namespace) -> None:
         loop.fp16 |= args.amp  # else the loop disables autocast
         with explained(runner.cfg), autocast:
             runner.test()
+        write_cost(runner)

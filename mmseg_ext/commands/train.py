@@ -44,6 +44,7 @@ def runner_of(args: argparse.Namespace):
 def main(args: argparse.Namespace) -> None:
     """Train until the run finishes or a signal stops it."""
     from mmseg_ext.checkpoint.safe_loading import safe_loading
+    from mmseg_ext.cost.model_cost import write_cost
     from mmseg_ext.engine.build_errors import explained
     from mmseg_ext.terminal import ProgressHook, logged_warnings
 
@@ -54,6 +55,7 @@ def main(args: argparse.Namespace) -> None:
         share = runner.cfg.get("min_backbone_share")
         with explained(runner.cfg, runner.model), safe_loading(share):
             runner.train()
+        write_cost(runner)
         if runner.rank == 0:
             print_next(args, runner)
 

@@ -3,21 +3,26 @@
 PyTorch's operator counter counts scaled dot-product attention, mmengine's `FlopAnalyzer` does not.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from mmengine.config import Config
+from mmengine.dist import is_main_process
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.engine.build_errors import explained_without_data
 from mmseg_ext.engine.config import crop_size, input_channels, load_config
 from mmseg_ext.layers import LambdaLayer
+from mmseg_ext.reports.run_data import COST
 from mmseg_ext.torch_versions import existing_kernels
 
 
@@ -109,11 +114,15 @@ class Cost:
 
 
 def count_config(path: Path, options: dict | None = None) -> Cost:
+    """Count the parameters and multiply-adds of the model of a config file; see `count_model`."""
+    return count_model(load_config(str(path), options))
+
+
+def count_model(config: Config) -> Cost:
     """Count the parameters and multiply-adds of a config's model for a crop.
 
     These are backbone, neck and decode head; resizing the logits is not counted.
     """
-    config = load_config(str(path), options)
     with torch.device("meta"):
         model = build_segmentor(config).eval()
         model.auxiliary_head = None
@@ -122,6 +131,20 @@ def count_config(path: Path, options: dict | None = None) -> Cost:
             counted = count_multiply_adds(model, images)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(tuple(images.shape), parameters, counted.modules, counted.all)
+
+
+def write_cost(runner: Any) -> None:
+    """Write parameters and multiply-adds to a run's log folder, for the report."""
+    if not is_main_process():
+        return
+    try:
+        cost = count_model(runner.cfg)
+    except Exception:  # a model that runs only with data, such as MaskFormer; the run has succeeded
+        return
+    height, width = cost.input_shape[2:]
+    multiply_adds = f"{cost.all_multiply_adds / 1e9:.2f} GMAC at {height}x{width}"
+    facts = {"parameters": f"{cost.parameters / 1e6:.2f} M", "multiply-adds": multiply_adds}
+    write_text(json.dumps(facts), Path(runner.log_dir, COST))
 
 
 HEADINGS = ["config", "crop", "parameters, M", "GMAC, modules", "GMAC, all"]

@@ -73,6 +73,8 @@ class DurableCheckpointHook(CheckpointHook):
         "Dice.",
         "Fscore.",
         "Recall.",
+        "objects/F1",
+        "objects/recall",
     ]
 
     def __init__(self, *args, **kwargs):

@@ -35,9 +35,7 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         self, dtype: str | None = None, loss_scale: str | float | dict = "dynamic", **kwargs
     ):
         device = get_device()
-        if dtype is None:
-            is_old = device == "cuda" and torch.cuda.get_device_capability() < _AMPERE
-            dtype = "float16" if is_old else "bfloat16"
+        dtype = dtype or default_dtype()
         print_log(f"mixed precision: {dtype} (optim_wrapper.dtype)", logger="current")
         is_on_cpu = device == "cpu" and dtype == "bfloat16"
         if is_on_cpu and not has_bfloat16(torch.device(device)):
@@ -58,6 +56,12 @@ class PortableAmpOptimWrapper(AmpOptimWrapper):
         self.cast_dtype = getattr(torch, dtype)
         settings = {**settings, "enabled": dtype == "float16"}
         self.loss_scaler = grad_scaler(device, **settings)
+
+
+def default_dtype() -> str:
+    """Return bfloat16, or float16 on a GPU without it."""
+    is_old = get_device() == "cuda" and torch.cuda.get_device_capability() < _AMPERE
+    return "float16" if is_old else "bfloat16"
 
 
 def enable_amp(cfg: Config) -> None:

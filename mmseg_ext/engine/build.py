@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from mmengine.config import Config
+from mmengine.hooks import LoggerHook
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
@@ -27,16 +28,19 @@ from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_
 from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import explained
-from mmseg_ext.engine.config import as_list, input_channels, load_config
+from mmseg_ext.engine.config import as_list, input_channels, load_config, type_name
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
-from mmseg_ext.engine.run_record import batch_settings
+from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.reports import RunResultsHook
 from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
 from mmseg_ext.torch_versions import set_cudnn_attention
+
+LOGGED = 40  # losses of a short run
 
 
 def build_train_runner(
@@ -63,7 +67,12 @@ def build_train_runner(
         enable_learning_rate_scaling(cfg)
     init_distributed(cfg)
     _decide_resuming(cfg, resume, options or {})
-    return _build(cfg, "train_loop", "val_loop")
+    runner = _build(cfg, "train_loop", "val_loop")
+    if not any(name.startswith("default_hooks.logger") for name in options or {}):
+        for hook in runner.hooks:
+            if isinstance(hook, LoggerHook):  # the curves of a short run need points, too
+                hook.interval = min(hook.interval, max(1, runner.max_iters // LOGGED))
+    return runner
 
 
 def build_test_runner(
@@ -100,7 +109,8 @@ def build_test_runner(
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
         for metric in as_list(cfg.test_evaluator):
-            metric.update(output_dir=out, keep_results=True)
+            if type_name(metric) != "ObjectMetric":  # which writes no label maps
+                metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
     return _build(cfg, "test_loop")
 
@@ -136,6 +146,10 @@ def _build(cfg: Config, *loops: str) -> Runner:
             getattr(runner, loop)
     predict_mixed_sizes(unwrap_model(runner.model))
     runner.register_hook(AccelerationHook())
+    # Configs of others do not name the hooks whose files the report shows.
+    for name, kind in (("run_record", RunRecordHook), ("run_results", RunResultsHook)):
+        if name not in (cfg.get("default_hooks") or {}):
+            runner.register_hook(kind())
     check_loops(runner)
     for warning in dataset_warnings(runner):
         runner.logger.warning(warning)

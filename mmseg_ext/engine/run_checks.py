@@ -86,8 +86,11 @@ def check_metrics(runner: Runner) -> None:
     of single classes that `save_best` or the `monitor` of a hook has, such as 'IoU.crop'.
     """
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
-    if not metrics or not all(hasattr(metric, "total_area_to_metrics") for metric in metrics):
-        return  # not only mmsegmentation's IoUMetric
+    for metric in metrics:  # others than IoUMetric and ObjectMetric do not name their scores
+        if not hasattr(metric, "total_area_to_metrics") and not hasattr(metric, "score_names"):
+            return
+    if not metrics:
+        return
     checkpoint_settings = runner.cfg.get("default_hooks", {}).get("checkpoint") or {}
     wanted = as_list(checkpoint_settings.get("save_best"))
     needed: list[Any] = list(wanted)
@@ -97,6 +100,10 @@ def check_metrics(runner: Runner) -> None:
     of_classes: set[str] = set()
     for metric in metrics:
         prefix = f"{metric.prefix}/" if metric.prefix else ""
+        if hasattr(metric, "score_names"):
+            metric.class_index()  # raises an error for an unknown class
+            means.update(prefix + name for name in metric.score_names)
+            continue
         for name in _kinds_of_scores(metric):
             means.add(prefix + (name if name == "aAcc" else f"m{name}"))
         for name in getattr(metric, "by_class", {}):

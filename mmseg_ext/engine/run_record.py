@@ -19,7 +19,8 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.config import as_list, inner_datasets
+from mmseg_ext.engine.amp import default_dtype
+from mmseg_ext.engine.config import as_list, inner_datasets, type_name
 from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
@@ -67,6 +68,9 @@ def batch_settings(cfg: Config, world_size: int) -> dict:
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
     """Return the settings that determine a run's results, and its software, as JSON values."""
     wrapper = cfg.get("optim_wrapper") or {}
+    kind = type_name({"type": "OptimWrapper", **wrapper})
+    default = "float16" if kind == "AmpOptimWrapper" else default_dtype()
+    dtype = wrapper.get("dtype") or default
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         if name in sys.modules:
@@ -78,7 +82,7 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
         "command": sys.argv,
         **batch_settings(cfg, world_size),
         "learning_rate": wrapper.get("optimizer", {}).get("lr"),
-        "precision": wrapper.get("type"),
+        "precision": "float32" if kind == "OptimWrapper" else f"mixed, {dtype}",
         "seed": seed,
         "deterministic": cfg.get("randomness", {}).get("deterministic", False),
         "git_commit": git_commit(),

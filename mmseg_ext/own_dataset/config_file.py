@@ -18,8 +18,10 @@ from PIL import Image
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
+from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
+from mmseg_ext.own_dataset.classes import IGNORED
 from mmseg_ext.own_dataset.colors import choose_colors
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.selection import evenly
@@ -40,6 +42,7 @@ _TILES = dict(
     cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
     test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
 )
+_IOU = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
@@ -93,6 +96,11 @@ def _data_parts(project: Project) -> dict[str, Any]:
     parts["test_loader"] = ""
     if summaries[-1].split == "test":
         parts["test_loader"] = _TEST_LOADER
+    parts["evaluator"] = _IOU
+    counted = project.labels.get(OBJECT, IGNORED)
+    if set(project.labels) == set(OBJECT_VALUES) and counted != IGNORED:
+        objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
+        parts["evaluator"] = f"[\n    {_IOU}, {objects}]"
     parts["images"] = sum(summary.pairs for summary in summaries)
     parts["classes"] = json.dumps(classes, ensure_ascii=False)
     return parts

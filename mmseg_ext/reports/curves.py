@@ -1,7 +1,7 @@
-"""Loss and mIoU over the iterations, from the `scalars.json` of mmengine's local backend.
+"""Loss, mIoU and learning rate over the iterations, from mmengine's `scalars.json`.
 
 `read_scalars` reads the file, `prediction_loss` selects the loss that is comparable between heads,
-and `curves_svg` draws both curves of several runs.
+and `curves_svg` draws the curves of several runs.
 """
 
 import io
@@ -73,20 +73,23 @@ def prediction_loss(curves: dict[str, Curve]) -> Curve:
 
 @matplotlib.rc_context(_STYLE)
 def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
-    """Draw the training loss above the validation mIoU in percent, over the same iterations."""
-    figure = Figure(figsize=(4.9, 4.7), layout="constrained")
-    loss, miou = figure.subplots(2, 1, sharex=True)
+    """Draw training loss, validation mIoU in percent and learning rate over the iterations."""
+    figure = Figure(figsize=(4.9, 5.9), layout="constrained")
+    loss, miou, rate = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 1])
     for (name, curves), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
         losses = prediction_loss(curves)
         marker = "." if len(losses) == 1 else None  # a line of one point shows nothing
+        rates = curves.get("lr", {})
+        rate.plot(list(rates), list(rates.values()), marker=marker, color=color)
         loss.plot(list(losses), list(losses.values()), marker=marker, color=color)
         steps, scores = list(curves.get("mIoU", {})), list(curves.get("mIoU", {}).values())
         if scores:
             name = f"{name} {scores[-1]:.1f}"
         miou.plot(steps, scores, marker=".", label=name, color=color)
     loss.set(title="Training loss (cross-entropy)", ylim=(0, None))
-    miou.set(title="Validation mIoU, %", ylim=(0, 100), xlim=(0, None), xlabel="iteration")
-    miou.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    miou.set(title="Validation mIoU, %", ylim=(0, 100))
+    rate.set(title="Learning rate", ylim=(0, None), xlim=(0, None), xlabel="iteration")
+    rate.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     miou.legend()
     return figure
 

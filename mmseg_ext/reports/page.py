@@ -4,6 +4,7 @@ Pictures are data URIs, curves are SVG, and the page's own policy forbids script
 Colors follow the reader's light or dark setting.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,16 +12,19 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from mmseg_ext.atomic_write import write_text
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.run_data import Results, Run, read_run
+from mmseg_ext.reports.scores import COLUMNS, Table, mean_and_deviation, score_table
 
 _MATRIX_CLASSES = 30  # a wider table cannot be read
 _PAIRS = 10  # of classes that are confused most
+# LaTeX writes box_1 as box\_1.
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def write_report(work_dirs: Sequence[Path], path: Path) -> list[Run]:
-    """Write the page of the runs in `work_dirs`, and return the runs.
+def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
+    """Read work directories; runs of the same name get a number.
 
     Raises:
         ValueError: as `read_run`.
@@ -30,19 +34,35 @@ def write_report(work_dirs: Sequence[Path], path: Path) -> list[Run]:
     for i, run in enumerate(runs):
         if names.count(run.name) > 1:
             run.name += f" ({i + 1})"
-    write_text(page(runs), path)
     return runs
+
+
+def _template(name: str):
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape="html" in name,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "duration": duration, "quote": shlex.quote}
+    environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
+    return environment.get_template(name)
+
+
+def scores_text(runs: Sequence[Run], suffix: str) -> str:
+    """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation."""
+    tables = _score_tables(runs)
+    summary = mean_and_deviation(list(tables.values()))
+    return _template(f"scores{suffix}.j2").render(columns=COLUMNS, tables=tables, summary=summary)
+
+
+def _score_tables(runs: Sequence[Run]) -> dict[str, Table]:
+    return {run.name: score_table(run.results) for run in runs if run.results is not None}
 
 
 def page(runs: Sequence[Run]) -> str:
     """Return the HTML of runs with unique names."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"percent": percent, "duration": duration}
+    tables = _score_tables(runs)
     tested, confusions = [], {}
     class_lists = set()
     facts: dict[str, None] = {}  # the rows of the last table, in order
@@ -55,11 +75,13 @@ def page(runs: Sequence[Run]) -> str:
     groups = [[run] for run in tested]  # a table for each
     if len(class_lists) == 1:
         groups = [tested]
-    return environment.get_template("report.html.j2").render(
+    return _template("report.html.j2").render(
         runs=runs,
         colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
         groups=groups,
+        tables=tables,
+        summary=mean_and_deviation(list(tables.values())),
         confusions=confusions,
         matrix_classes=_MATRIX_CLASSES,
         facts=list(facts),

@@ -1,12 +1,16 @@
 """The hook that writes what the report shows of a validation or test."""
 
 import json
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mmengine.dist import is_main_process
+import torch
+from mmengine import dist
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from PIL import Image
@@ -14,77 +18,132 @@ from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_picture
+from mmseg_ext.reports.scores import class_scores
 
 RESULTS = "results.json"
 PICTURES = "examples"
+WORST, TYPICAL = "worst", "typical"  # kinds of examples
 _SIDE = 320  # pixels of an example's longer side
 _GAP = 4
+
+
+@dataclass
+class _Example:
+    """An image that the report may show."""
+
+    name: str
+    miou: float
+    wrong: float  # share of the pixels that count
+    picture: np.ndarray
+    is_spread: bool  # one of some images evenly spaced in the dataset
 
 
 @HOOKS.register_module()
 class RunResultsHook(Hook):
     """Write `results.json` and `examples/*.jpg` to the log folder after a validation or a test.
 
-    They contain what the log does not: classes, palette, the confusion matrix of
-    `CheckedIoUMetric`, and a few images with truth, prediction and wrong pixels. A later validation
-    of the same run replaces them. A test without label maps writes nothing.
+    They contain what the log does not: classes, palette, the confusion matrix of all processes, and
+    images with truth, prediction and wrong pixels. A later validation of the same run replaces
+    them. The evaluator needs mmsegmentation's `IoUMetric` or `CheckedIoUMetric`. A test without
+    label maps writes nothing.
 
     Args:
-        examples: number of images, evenly spaced in the dataset.
+        examples: number of the images with the lowest mean IoU. Half as many typical ones, near the
+            median, follow. With several processes they are images of the first.
     """
 
     priority = "LOW"
 
     def __init__(self, examples: int = 6):
         self.examples = examples
-        self._drawn: list[tuple[np.ndarray, dict]] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._confusion: Tensor | None = None
+        self._scores: list[float] = []  # the mean IoU of this process's images
+        self._kept: list[_Example] = []  # the worst first
 
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        self._draw(runner, runner.val_loop, batch_idx, data_batch, outputs)
+        self._see(runner, runner.val_loop, batch_idx, data_batch, outputs)
 
     def after_test_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        self._draw(runner, runner.test_loop, batch_idx, data_batch, outputs)
+        self._see(runner, runner.test_loop, batch_idx, data_batch, outputs)
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
-        self._write(runner, runner.val_loop, f"validation at iteration {runner.iter}")
+        self._write(runner, runner.val_loop, f"validation at iteration {runner.iter}", metrics)
 
     def after_test_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         checkpoint = Path(runner.cfg.get("load_from") or "random weights").name
-        self._write(runner, runner.test_loop, f"test of {checkpoint}")
+        self._write(runner, runner.test_loop, f"test of {checkpoint}", metrics)
 
-    def _draw(self, runner, loop, batch_idx: int, data_batch: Any, outputs: Any) -> None:
+    def _see(self, runner, loop, batch_idx: int, data_batch: Any, outputs: Any) -> None:
+        """Count the pixels of a batch, and keep images that the report may show."""
         if batch_idx == 0:
-            self._drawn = []
-        chosen = np.linspace(0, len(loop.dataloader) - 1, self.examples).astype(int)
-        metric, image, sample = _metric(loop), data_batch["inputs"][0], outputs[0]
-        if metric is None or not is_main_process():
-            return
-        if batch_idx not in chosen:
-            return
-        if "gt_sem_seg" not in sample or not isinstance(image, Tensor):
-            return  # test-time augmentation has several views of an image
-        meta, ignored = loop.dataloader.dataset.metainfo, metric.ignore_index
-        prediction, truth = sample.pred_sem_seg.data[0].cpu(), sample.gt_sem_seg.data[0].cpu()
-        counts = metric.intersect_and_union(prediction, truth, len(meta["classes"]), ignored)
-        iou = class_iou(counts.to_dense().numpy(), ignored)
-        score = None if np.isnan(iou).all() else float(np.nanmean(iou))
-        name = Path(getattr(sample, "img_path", "")).name
-        entry = {"file": f"{len(self._drawn)}.jpg", "name": name, "miou": score}
-        shown = to_picture(image.permute(1, 2, 0).cpu().numpy(), runner.cfg.get("rgb_bands"))
-        picture = _example(shown, prediction, truth, meta["palette"], ignored)
-        self._drawn.append((picture, entry))
+            self._start()
+        metric, dataset = _iou_metric(loop), loop.dataloader.dataset
+        for i, sample in enumerate(outputs):
+            if metric is None or "gt_sem_seg" not in sample:
+                return
+            classes = len(dataset.metainfo["classes"])
+            if self._confusion is None:
+                self._confusion = torch.zeros(classes, classes, dtype=torch.int64)
+            place = len(self._scores) * dist.get_world_size() + dist.get_rank()
+            if place >= len(dataset):
+                return  # the sampler repeats an image, because other processes have more
+            prediction, truth = sample.pred_sem_seg.data[0], sample.gt_sem_seg.data[0]
+            counts = _count(prediction, truth, classes, metric.ignore_index)
+            self._confusion += counts
+            iou = class_scores(counts.numpy(), metric.ignore_index)["IoU"]
+            score = math.nan if np.isnan(iou).all() else float(np.nanmean(iou))
+            self._scores.append(score)
+            is_spread = place in np.linspace(0, len(dataset) - 1, 2 * self.examples).astype(int)
+            is_kept = not math.isnan(score) and (is_spread or self._is_bad(score))
+            image = data_batch["inputs"][min(i, len(data_batch["inputs"]) - 1)]
+            # With test-time augmentation an image is a list of views.
+            if not is_kept or not isinstance(image, Tensor) or not dist.is_main_process():
+                continue
+            shown = to_picture(image.permute(1, 2, 0).cpu().numpy(), runner.cfg.get("rgb_bands"))
+            labels = prediction.int().cpu().numpy(), truth.int().cpu().numpy()
+            picture = _draw(shown, *labels, dataset.metainfo["palette"], metric.ignore_index)
+            wrong = 1 - int(counts.trace()) / int(counts.sum())
+            name = Path(getattr(sample, "img_path", "")).name
+            self._keep(_Example(name, score, wrong, picture, is_spread))
 
-    def _write(self, runner, loop, source: str) -> None:
-        metric = _metric(loop)
-        if metric is None or not is_main_process():
+    def _is_bad(self, score: float) -> bool:
+        """Return whether an image is among the worst so far."""
+        worst = self._kept[: self.examples]
+        return len(worst) < self.examples or any(score < example.miou for example in worst)
+
+    def _keep(self, example: _Example) -> None:
+        ordered = sorted([*self._kept, example], key=lambda one: one.miou)
+        others = [one for one in ordered[self.examples :] if one.is_spread]
+        self._kept = ordered[: self.examples] + others
+
+    def _choose(self) -> list[_Example]:
+        """Return the worst images, and then those next to the median."""
+        middle = np.nanmedian(self._scores)
+        others = sorted(self._kept[self.examples :], key=lambda one: abs(one.miou - middle))
+        return self._kept[: self.examples] + others[: self.examples // 2]
+
+    def _write(self, runner, loop, source: str, metrics: dict[str, float] | None) -> None:
+        if self._confusion is None:
             return
-        if metric.confusion is None:
+        dist.all_reduce(self._confusion)
+        if not dist.is_main_process() or not self._confusion.any():
             return
         cfg, dataset, folder = runner.cfg, loop.dataloader.dataset, Path(runner.log_dir)
         model = cfg.model.get("module", cfg.model)  # inside a model of test-time augmentation
-        for i, (picture, _) in enumerate(self._drawn):
+        examples = []
+        for i, example in enumerate(self._choose()):
             with atomic_write(folder / PICTURES / f"{i}.jpg") as part:
-                Image.fromarray(picture).save(part, "JPEG", quality=90, subsampling=0)
+                Image.fromarray(example.picture).save(part, "JPEG", quality=90, subsampling=0)
+            kind = WORST if i < self.examples else TYPICAL
+            entry = {"file": f"{i}.jpg", "kind": kind, "name": example.name}
+            examples.append({**entry, "miou": example.miou, "wrong": example.wrong})
+        objects = {}  # the scores of `ObjectMetric`, as shares
+        for name, score in (metrics or {}).items():
+            if name.startswith("objects/"):
+                objects[name.removeprefix("objects/")] = score / 100
         content = {
             "source": source,
             "time": time.time(),
@@ -96,19 +155,30 @@ class RunResultsHook(Hook):
             "backbone": _type(model.get("backbone")),
             "classes": list(dataset.metainfo["classes"]),
             "palette": np.asarray(dataset.metainfo["palette"]).tolist(),
-            "confusion": metric.confusion.tolist(),
-            "ignore_index": metric.ignore_index,
-            "examples": [entry for _, entry in self._drawn],
+            "confusion": self._confusion.tolist(),
+            "ignore_index": _iou_metric(loop).ignore_index,
+            "objects": objects,
+            "examples": examples,
         }
         write_text(json.dumps(content), folder / RESULTS)
 
 
-def _metric(loop):
-    """Return the loop's metric that has a confusion matrix, or None."""
+def _iou_metric(loop) -> Any:
+    """Return the loop's `IoUMetric`, or None."""
     for metric in loop.evaluator.metrics:
-        if hasattr(metric, "confusion"):
+        if hasattr(metric, "intersect_and_union"):
             return metric
     return None
+
+
+def _count(prediction: Tensor, truth: Tensor, classes: int, ignored: int) -> Tensor:
+    """Return the pixels by truth (rows) and prediction, (classes, classes) int64.
+
+    Other values are left out, as in mmsegmentation's metric. `CheckedIoUMetric` reports them.
+    """
+    counted = (truth != ignored) & (truth >= 0) & (truth < classes) & (prediction < classes)
+    pairs = truth[counted].long() * classes + prediction[counted].long()
+    return torch.bincount(pairs, minlength=classes**2).view(classes, classes).cpu()
 
 
 def _type(part: dict | list[dict] | None) -> str:
@@ -118,12 +188,15 @@ def _type(part: dict | list[dict] | None) -> str:
     return str((part or {}).get("type", "none"))
 
 
-def _example(
-    image: np.ndarray, prediction: Tensor, truth: Tensor, palette: list[list[int]], ignored: int
+def _draw(
+    image: np.ndarray,
+    prediction: np.ndarray,
+    truth: np.ndarray,
+    palette: Sequence[Sequence[int]],
+    ignored: int,
 ) -> np.ndarray:
     """Return image and truth above prediction and errors, RGB uint8; `image` is RGB (h, w, 3)."""
-    true_labels, predicted = truth.int().cpu().numpy(), prediction.int().cpu().numpy()
-    shown, true_labels, predicted = shrink(_SIDE, image, true_labels, predicted)
+    shown, true_labels, predicted = shrink(_SIDE, image, truth, prediction)
     errors = error_overlay(shown, true_labels, predicted, ignored)
     above = np.hstack([_framed(shown), _framed(colorize(true_labels, palette))])
     below = np.hstack([_framed(colorize(predicted, palette)), _framed(errors)])
@@ -133,16 +206,3 @@ def _example(
 def _framed(picture: np.ndarray) -> np.ndarray:
     """Return a picture (h, w, 3) with a gray border at the right and below."""
     return np.pad(picture, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=128)
-
-
-def class_iou(confusion: np.ndarray, ignore_index: int = 255) -> np.ndarray:
-    """Return the IoU of each class; NaN for a class without truth and prediction, or ignored.
-
-    Args:
-        confusion: (classes, classes), pixels by truth (rows) and prediction.
-        ignore_index: the label that is ignored, a class or not.
-    """
-    hit = confusion.diagonal()
-    union = confusion.sum(0) + confusion.sum(1) - hit
-    union[np.arange(len(hit)) == ignore_index] = 0
-    return np.divide(hit, union, out=np.full(len(hit), np.nan), where=union > 0)

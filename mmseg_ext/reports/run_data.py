@@ -6,16 +6,22 @@ Its files are read as text, JSON or bytes; nothing is executed, and no model or 
 import base64
 import json
 import math
+import os
+import shlex
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mmseg_ext.errors import one_line
 from mmseg_ext.reports.curves import Curve, read_scalars
-from mmseg_ext.reports.results_hook import PICTURES, RESULTS, class_iou
+from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
+from mmseg_ext.reports.scores import class_scores
+
+COST = "cost.json"  # parameters and multiply-adds
 
 
 @dataclass
@@ -23,7 +29,8 @@ class Results:
     """One validation or test.
 
     `trained` names config, head, backbone and dataset. `confusion` (classes, classes) counts pixels
-    by truth (rows) and prediction. `examples` are (name, picture as data URI, mean IoU or None).
+    by truth (rows) and prediction. `examples` have a name, a kind, a picture as data URI, and the
+    shares `miou` and `wrong`, NaN if not known. `objects` are the scores of `ObjectMetric`, 0 to 1.
     """
 
     source: str
@@ -32,13 +39,14 @@ class Results:
     classes: list[str]
     palette: list[tuple[int, int, int]]
     confusion: np.ndarray
-    examples: list[tuple[str, str, float | None]]
+    examples: list[dict[str, Any]]
     ignore_index: int = 255
+    objects: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def iou(self) -> np.ndarray:
-        """IoU of each class, (classes,); see `class_iou`."""
-        return class_iou(self.confusion, self.ignore_index)
+        """IoU of each class, (classes,); see `class_scores`."""
+        return class_scores(self.confusion, self.ignore_index)["IoU"]
 
     @cached_property
     def miou(self) -> float:
@@ -62,7 +70,8 @@ class Run:
 
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
-    `preview` is a data URI of a project's images.
+    `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
+    options of the training, and `checkpoint` the best one, else the last.
     """
 
     name: str
@@ -73,6 +82,23 @@ class Run:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     preview: str = ""
+    config_file: Path | None = None
+    checkpoint: Path | None = None
+    cost: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def training(self) -> dict[str, str]:
+        """Time, learning rate and size, as the page shows them."""
+        facts = {}
+        validated = self.curves.get("mIoU", {})  # with the time of an image
+        times = [t for step, t in self.curves.get("time", {}).items() if step not in validated]
+        if times:
+            seconds = float(np.median(times))
+            facts["minutes per iteration"] = f"{seconds / 60:.2g} ({seconds:.3g} s)"
+        rates = self.curves.get("lr")
+        if rates:
+            facts["highest learning rate"] = f"{max(rates.values()):.3g}"
+        return facts | self.cost
 
     @property
     def title(self) -> str:
@@ -117,18 +143,36 @@ def read_run(work_dir: Path) -> Run:
     results = _latest_results(work_dir, name)
     if not curves and results is None:
         raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
+    environment = _environment(_newest(work_dir, "*/run.json"))
     if results is None:
-        notes.append(f"{work_dir}: no validation with CheckedIoUMetric has written {RESULTS} yet")
+        notes.append(
+            f"{work_dir}: no validation or test wrote {RESULTS}; for classes, confusion and images "
+            f"run mmseg-ext report --evaluate {shlex.quote(str(work_dir))}"
+        )
+    # mmengine's own Runner writes no run.json, and its config next to the scalars.
+    config = _newest(work_dir, "*/config.py") or _newest(work_dir, "*/vis_data/config.py")
     return Run(
         name=name,
-        config=_newest(work_dir, "*/config.py"),
-        environment=_environment(_newest(work_dir, "*/run.json")),
+        config=config,
+        environment=environment,
         curves=curves,
         results=results,
         seconds=_seconds_of_training(work_dir),
         notes=notes,
         preview=preview,
+        config_file=_newest_path(work_dir, "*/config.py", "*.py"),
+        checkpoint=_newest_path(work_dir, "best_*.pth", "*.pth"),
+        cost=_environment(_newest(work_dir, f"*/{COST}")),
     )
+
+
+def _newest_path(work_dir: Path, *patterns: str) -> Path | None:
+    """Return the last written file of the first pattern that there is."""
+    for pattern in patterns:
+        found = max(work_dir.glob(pattern), key=os.path.getmtime, default=None)
+        if found is not None:
+            return found
+    return None
 
 
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
@@ -219,8 +263,11 @@ def _results(content: dict, pictures: Path) -> Results:
     examples = []
     for entry in content["examples"]:
         uri = _data_uri(pictures / Path(str(entry["file"])).name, "jpeg")
-        score = None if entry["miou"] is None else float(entry["miou"])
-        examples.append((str(entry["name"]), uri, score))
+        example = {"name": str(entry["name"]), "kind": entry.get("kind", TYPICAL), "picture": uri}
+        for key in ("miou", "wrong"):  # 1.0.0 wrote neither a kind nor `wrong`
+            share = entry.get(key)
+            example[key] = math.nan if share is None else float(share)
+        examples.append(example)
     return Results(
         source=str(content["source"]),
         images=int(content["images"]),
@@ -230,4 +277,5 @@ def _results(content: dict, pictures: Path) -> Results:
         confusion=np.array(content["confusion"], dtype=np.int64),
         examples=examples,
         ignore_index=int(content.get("ignore_index", 255)),  # 1.0.0 wrote none
+        objects={name: float(share) for name, share in content.get("objects", {}).items()},
     )

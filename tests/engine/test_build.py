@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from mmengine import dist
+from mmengine.hooks import LoggerHook
 from mmengine.logging import MMLogger
 from mmseg.engine.hooks import SegVisualizationHook
 from mmseg.evaluation.metrics import iou_metric
@@ -24,7 +25,7 @@ from mmseg_ext.commands import test as scoring
 from mmseg_ext.durable.work_dir import on_rank_zero  # two ranks in one process
 from mmseg_ext.engine import build, distributed
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.build import build_test_runner
+from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.config import load_config  # as the commands read a config
 from mmseg_ext.errors import LaunchError, RunError
 from tests.configs import CONFIGS
@@ -67,7 +68,7 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
     shown = terminal.partition("iteration  1/12")[0]
     assert shown.count("\n") <= 14, shown
     assert re.search(r"model: \w+ of ResNetV1c, FCNHead; 0\.19 M parameters", shown)
-    assert "; OptimWrapper; seed 0" in shown
+    assert "; float32; seed 0" in shown
     best = work / "best_mIoU_iter_12.pth"
     assert lines_with(terminal, "best checkpoint, with a score of", best)
     for command in ("test", "image_demo IMAGE", "export"):  # with the options of this training
@@ -207,15 +208,32 @@ def test_every_error_of_rank_0_reaches_the_other_ranks(monkeypatch, error):
         assert on_rank_zero(lambda r=rank: 7 + r) == 7  # only rank 0 calls it
 
 
+@pytest.mark.parametrize(
+    ("length", "option", "interval"),
+    [(12, None, 1), (90, None, 2)] + [(4000, None, 50), (90, 7, 7)],
+)
+def test_a_short_run_logs_forty_losses(tmp_path, length, option, interval):
+    """An interval on the command line stays."""
+    options = {"train_cfg.max_iters": length}
+    if option:
+        options["default_hooks.logger.interval"] = option
+    config = write_config(tmp_path, 'default_hooks["logger"] = dict(interval=50)\n')
+    runner = build_train_runner(str(config), options, str(tmp_path / "work"))
+    (hook,) = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
+    assert hook.interval == interval
+
+
 def test_out_exists_before_a_rank_writes(trained, tmp_path, monkeypatch):
     """mmsegmentation's metric creates the folder on rank 0 only."""
     monkeypatch.setattr(iou_metric, "is_main_process", lambda: False)
-    config, out = write_config(tmp_path, "test_evaluator = [val_evaluator]\n"), tmp_path / "a/b"
+    objects = 'dict(type="ObjectMetric", object_class="b")'  # writes no label maps
+    settings = f"test_evaluator = [val_evaluator, {objects}]\n"
+    config, out = write_config(tmp_path, settings), tmp_path / "a/b"
     words = [str(config), str(trained / "work/iter_12.pth")]
     for _ in range(2):
         runner = build_test_runner(*words, work_dir=str(tmp_path), out=str(out))
         assert out.is_dir() and type(runner.model).__name__ == "StripEncoderDecoder"
-    (given,) = runner.cfg.test_evaluator  # as of mmsegmentation's test.py
+    given, _ = runner.cfg.test_evaluator  # as of mmsegmentation's test.py
     assert (given.output_dir, given.keep_results) == (str(out), True)
 
 

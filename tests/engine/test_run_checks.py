@@ -29,6 +29,24 @@ def test_what_would_fail_later_is_refused(tmp_path, key, value, start):
     assert line.startswith(start.format(key=key)) and "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("save_best", "object_class", "told"),
+    [("objects/F1", "b", None), ("IoU.b", "b", None)]
+    + [("mDice", "b", "objects/F1"), ("mIoU", "cell", "a, b, c")],
+)
+def test_scores_of_objects_are_checked_at_the_start(tmp_path, save_best, object_class, told):
+    metrics = [{"type": "CheckedIoUMetric"}, {"type": "ObjectMetric", "object_class": object_class}]
+    config = write_config(tmp_path, f"val_evaluator = {metrics}\n")
+    options = {"default_hooks.checkpoint.save_best": save_best}
+    if told is None:
+        runner = build_train_runner(str(config), options, str(tmp_path / "work"))
+        names = runner.val_loop.evaluator.metrics[0].class_scores
+        assert names == [save_best] * (save_best == "IoU.b")
+        return
+    with pytest.raises(LaunchError, match=told):
+        build_train_runner(str(config), options, str(tmp_path / "work"))
+
+
 def test_classes_that_a_loss_does_not_learn_are_warnings(tmp_path):
     """mmsegmentation trains with both."""
     loss = {"type": "LovaszLoss", "reduction": "none", "class_weight": [1.0] * 7}

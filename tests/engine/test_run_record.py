@@ -38,7 +38,7 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
         "effective_batch": 12,
         "learning_rate": 0.1,
         "learning_rate_factor": 3.0,
-        "precision": "PortableAmpOptimWrapper",
+        "precision": "mixed, bfloat16",
         "seed": 0,
         "deterministic": False,
         "start_iteration": 0,

@@ -510,6 +510,9 @@ def test_masks_of_objects(kind, tmp_path, capsys):
     assert "object is cell, border is edge" in capsys.readouterr().out
     for name, label in label_maps(tmp_path).items():
         assert np.array_equal(label, expected[Path(name).parts[1]]) and (label == 2).any()
+    scores = Config.fromfile(tmp_path / "project/config.py").val_evaluator
+    assert [score["type"] for score in scores] == ["CheckedIoUMetric", "ObjectMetric"]
+    assert scores[1]["object_class"] == "cell"
     assert run(tmp_path, *flags) == 1  # other classes than those of the project
     assert lines_with(capsys.readouterr().err, f"{tmp_path}/project", "another")
     shutil.rmtree(tmp_path / "project")
@@ -520,6 +523,8 @@ def test_masks_of_objects(kind, tmp_path, capsys):
         assert not (tmp_path / "project").exists()
         names = [f"class{i}" for i in range(11)]
         assert run(tmp_path, *flags, "--classes", *names) == 0
+    config = Config.fromfile(tmp_path / "project/config.py")
+    assert config.val_evaluator["type"] == scores[0]["type"]
     capsys.readouterr()
     assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
     assert "--objects: " in capsys.readouterr().err

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.runner import Runner
 from mmengine.structures import PixelData
 from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
@@ -23,18 +24,19 @@ from mmseg_ext.reports import RunResultsHook, results_hook
 
 # The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg
-from mmseg_ext.reports.page import page
-from mmseg_ext.reports.results_hook import class_iou
+from mmseg_ext.reports.page import page, scores_text
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
+from mmseg_ext.reports.scores import class_scores
 from tests.configs import CONFIGS
-from tests.engine.runs import train_here
+from tests.engine.runs import train_here, write_config
 from tests.messages import lines_with
 
 CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (70, 150, 240)]
 
 
 def a_run(name: str, confusion: list[list[int]]) -> Run:
-    examples = [("a.jpg", "data:image/jpeg;base64,", 0.9)]
+    example = {"name": "a.jpg", "kind": "worst", "picture": "data:image/jpeg;base64,"}
+    examples = [example | {"miou": 0.9, "wrong": 0.05}]
     shown = (5, "EAHead on ShapesDataset", CLASSES, PALETTE, np.array(confusion), examples)
     # Of several losses the curve shows the one of the logits that are predicted.
     curves = {"decode.pam_cam.loss_ce": {10: 1.5, 20: 0.7}, "decode.pam.loss_ce": {20: 9.0}}
@@ -63,6 +65,8 @@ def test_page_shows_the_figures_of_two_runs():
     ]
     assert "box <b>" not in html and "first <run>" not in html
     assert re.search(r"\b20 \w+ \w+ 30 s\b", html)
+    assert "Worst images" in html and "Typical images" not in html
+    assert "a.jpg: mean IoU 90.0 %, 5.0 % of the pixels wrong" in html
     assert "<td>–" in html and "nan" not in html.partition("<main>")[2]
     assert "<script" not in html and "src=" in html
     second.results.classes = ["a", "b", "c"]
@@ -84,14 +88,59 @@ def test_page_says_when_the_score_stopped_rising(scores, told):
     assert re.search(told, run.progress) and run.progress in page([run])
 
 
-def test_iou_and_wrong_pixels():
+def test_scores_of_classes_and_wrong_pixels():
     matrix = np.array([[1, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-    np.testing.assert_allclose(class_iou(matrix), [1 / 3, 2 / 3, 0, np.nan])
-    np.testing.assert_allclose(class_iou(matrix, 2), [1 / 3, 2 / 3, np.nan, np.nan])
+    scores = class_scores(matrix)
+    np.testing.assert_allclose(scores["IoU"], [1 / 3, 2 / 3, 0, np.nan])
+    np.testing.assert_allclose(scores["Dice"], [2 / 4, 4 / 5, 0, np.nan])
+    np.testing.assert_allclose(scores["precision"], [1 / 2, 2 / 3, np.nan, np.nan])
+    np.testing.assert_allclose(scores["recall"], [1 / 2, 1, 0, np.nan])
+    ignored = class_scores(matrix, 2)
+    np.testing.assert_allclose(ignored["IoU"], [1 / 3, 2 / 3, np.nan, np.nan])
+    np.testing.assert_allclose(ignored["recall"], [1 / 2, 1, np.nan, np.nan])
     truth, prediction = np.array([[0, 1, 255]], np.uint8), np.array([[0, 2, 2]], np.uint8)
     out = error_overlay(np.full((1, 3, 3), 100, np.uint8), truth, prediction, 255)
     assert out[0, 1].tolist() == [235, 52, 40] and out[0, 2].tolist() == [255, 255, 255]
     assert out[0, 0].tolist() == [115] * 3  # gray and lighter
+
+
+def two_runs() -> list[Run]:
+    """Return runs of whose ground 60 and 70 of 80 pixels are found."""
+    runs = [a_run("a,b", [[60, 20, 0], [0, 20, 0], [0, 0, 0]])]
+    runs.append(a_run("c_1", [[70, 10, 0], [0, 20, 0], [0, 0, 0]]))
+    return runs
+
+
+def test_table_for_spreadsheets_has_mean_and_deviation():
+    runs = two_runs()
+    runs[0].results.objects = dict(F1=0.8, precision=1.0, recall=2 / 3, count_error=0.25)
+    lines = scores_text(runs[:1], ".csv").splitlines()
+    assert lines[0] == "run,class,pixels,IoU,Dice,precision,recall,count error"
+    assert lines[1] == '"a,b","ground",80.00,75.00,85.71,100.00,75.00,'
+    assert lines[3] == '"a,b","sky",0.00,,,,,'
+    assert lines[4:] == [
+        '"a,b","mean",,62.50,76.19,75.00,87.50,',
+        '"a,b","objects",,,80.00,100.00,66.67,25.00',
+    ]
+    assert "mean of" not in scores_text(runs, ".csv")  # only one run counts objects
+    text = scores_text(two_runs(), ".csv")
+    # 75 and 87.5: their mean is 81.25, and their deviation 12.5 / sqrt(2).
+    assert re.search('mean of 2 runs","ground",80.00,81.25,.*,81.25,$', text, re.MULTILINE)
+    assert re.search('deviation of 2 runs","ground",0.00,8.84,.*,8.84,$', text, re.MULTILINE)
+    html = page(two_runs())
+    assert re.search(r'<td>81.2<span class="soft"> ± 8.8</span>', html)
+
+
+def test_table_for_latex():
+    assert r"box <b> & 50.0 & 66.7 & 50.0 & 100.0 \\" in scores_text(two_runs()[:1], ".tex")
+    text = scores_text(two_runs(), ".tex")
+    assert r"ground & $81.2 \pm 8.8$ &" in text and r"sky & -- & -- & -- & -- \\" in text
+    assert text.count(r"\begin{tabular}") == 1
+    runs = two_runs()
+    runs[1].results.classes = ["a_b", "50 %", "x^2"]
+    text = scores_text(runs, ".tex")
+    assert text.count(r"\begin{tabular}") == 2
+    assert all(f"\n{name} &" in text for name in (r"a\_b", r"50 \%", r"x\textasciicircum{}2"))
 
 
 class Images(list):
@@ -139,9 +188,10 @@ def test_an_example_has_four_quarters(tmp_path, size, shown):
     assert results["confusion"] == [[3 * size[0] * size[1] // 2, 0, 0]] * 2 + [[0, 0, 0]]
     assert (results["source"], results["augmented"]) == ("test of iter_8.pth", True)
     assert (results["images"], results["head"], results["backbone"]) == (3, "OCRHead", "RMT")
-    names = ("0.png", "2.png")
-    examples = [{"file": f"{i}.jpg", "name": name, "miou": 0.25} for i, name in enumerate(names)]
-    assert results["examples"] == examples
+    shown_first = {"file": "0.jpg", "name": "0.png", "kind": "worst", "miou": 0.25, "wrong": 0.5}
+    shown_last = shown_first | {"file": "2.jpg", "name": "2.png", "kind": "typical"}
+    assert len(results["examples"]) == 3
+    assert results["examples"][::2] == [shown_first, shown_last]
     with Image.open(tmp_path / "examples/1.jpg") as file:
         picture = np.asarray(file).astype(int)
     height, width = shown
@@ -162,16 +212,73 @@ def test_pixels_of_an_ignored_class_are_no_errors(tmp_path):
         assert min(file.getpixel((123, 83))) > 225  # white, in the lower right corner
 
 
-def test_nothing_is_written_without_a_matrix_or_on_other_ranks(tmp_path, monkeypatch):
-    assert seen_by_the_hook(tmp_path, 8, 8, IoUMetric) == {}
-    monkeypatch.setattr(results_hook, "is_main_process", lambda: False)
+def test_nothing_is_written_on_other_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_hook.dist, "is_main_process", lambda: False)
     assert seen_by_the_hook(tmp_path, 8, 8) == {} == dict.fromkeys(tmp_path.iterdir())
+
+
+def test_mmsegmentations_metric_has_the_same_results(tmp_path):
+    """Labels that are no classes are left out, where `CheckedIoUMetric` raises an error."""
+    for name in ("own", "stock"):
+        (tmp_path / name).mkdir()
+    expected = seen_by_the_hook(tmp_path / "own", 40, 60)
+    results = seen_by_the_hook(tmp_path / "stock", 40, 60, IoUMetric)
+    assert results["confusion"] == expected["confusion"]
+    assert results["examples"] == expected["examples"]
+    labels = torch.tensor([[0, 1, 2, 3, -1, 255]])
+    found = results_hook._count(torch.tensor([[0, 0, 2, 1, 1, 1]]), labels, 3, 255)
+    assert found.tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def validate(folder: Path, widths: list[int], batch: int = 1, **settings) -> dict:
+    """Return the results of images of 10 pixels with as many wrong ones, called 0.png, ..."""
+    samples = []
+    for i, wrong in enumerate(widths):
+        truth = torch.zeros(1, 1, 10, dtype=torch.int64)
+        guess = truth.clone()
+        guess[..., :wrong] = 1
+        maps = {"gt_sem_seg": PixelData(data=truth), "pred_sem_seg": PixelData(data=guess)}
+        samples.append(SegDataSample(metainfo={"img_path": f"{i}.png"}, **maps))
+    loader = Images(samples)
+    loader.dataset = loader
+    metric = SimpleNamespace(intersect_and_union=None, ignore_index=255)
+    loop = SimpleNamespace(dataloader=loader, evaluator=SimpleNamespace(metrics=[metric]))
+    cfg = Config({"model": {}, **settings})
+    runner = SimpleNamespace(val_loop=loop, cfg=cfg, log_dir=str(folder), iter=7)
+    hook = RunResultsHook(examples=2)
+    for start in range(0, len(samples), batch):
+        outputs = samples[start : start + batch]
+        images = [torch.zeros(3, 1, 10, dtype=torch.uint8)] * len(outputs)
+        hook.after_val_iter(runner, start, {"inputs": images}, outputs)
+    hook.after_val_epoch(runner, {"objects/F1": 75.0, "mIoU": 3.0})
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_worst_images_come_first_and_then_a_typical_one(tmp_path, batch):
+    results = validate(tmp_path, [1, 9, 2, 3, 2, 8, 0], batch)
+    shown = [(entry["name"], entry["kind"]) for entry in results["examples"]]
+    assert shown[:2] == [("1.png", "worst"), ("5.png", "worst")]
+    assert shown[2] in [("2.png", "typical"), ("4.png", "typical")]
+    assert [entry["wrong"] for entry in results["examples"]] == pytest.approx([0.9, 0.8, 0.2])
+    assert results["confusion"] == [[45, 25, 0], [0, 0, 0], [0, 0, 0]]
+    assert results["objects"] == {"F1": 0.75}
+
+
+def test_of_images_that_a_sampler_repeats_one_counts(tmp_path, monkeypatch):
+    """The second of two processes has the images 1 and 3 of four; a third is repeated."""
+    monkeypatch.setattr(results_hook.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(results_hook.dist, "get_rank", lambda: 1)
+    results = validate(tmp_path, [1, 2, 0, 0])
+    assert results["confusion"][0] == [17, 3, 0]
 
 
 def test_curves_start_at_zero_in_one_color_for_each_run():
     curves = a_run("a", [[1]]).curves
-    loss, miou = curves_figure({f"run {i}": curves for i in range(3)}).axes
-    assert len({line.get_color() for axes in (loss, miou) for line in axes.lines}) == 3
+    curves["lr"] = {10: 0.1, 20: 0.0}
+    loss, miou, rate = curves_figure({f"run {i}": curves for i in range(3)}).axes
+    assert len({line.get_color() for axes in (loss, miou, rate) for line in axes.lines}) == 3
+    assert [line.get_data()[1].tolist() for line in rate.lines] == [[0.1, 0.0]] * 3
     assert [axes.get_ylim()[0] for axes in (loss, miou)] == [loss.get_xlim()[0], 0] == [0, 0]
     assert miou.get_ylim()[1] == 100 and loss.get_ylim()[1] >= 1.5
     assert [line.get_data()[1].tolist() for line in miou.lines] == [[48.25]] * 3
@@ -253,11 +360,15 @@ def test_figures_are_those_of_the_run(work_dir):
     assert results.source.endswith(" 4") and results.images == 7
     assert 100 * results.miou == pytest.approx(run.curves["mIoU"][4], abs=0.006)
     assert results.confusion.sum() == 7 * 64 * 64
-    assert len(results.examples) == 6
+    kinds = [example["kind"] for example in results.examples]
+    assert kinds == ["worst"] * 6 + ["typical"]
     (written,) = work_dir.glob("*/results.json")
     scores = [entry["miou"] for entry in json.loads(written.read_text())["examples"]]
-    assert all(0 <= score <= 1 for score in scores)
-    assert [score for _, _, score in results.examples] == scores
+    assert scores[0] >= 0 and scores[:6] == sorted(scores[:6]) and max(scores) <= 1
+    assert [example["miou"] for example in results.examples] == scores
+    assert run.environment["precision"] == "float32"
+    assert run.training["parameters"] == "0.97 M"
+    assert run.training["multiply-adds"].startswith("0.15 GMAC")
     with Image.open(written.parent / "examples/0.jpg") as picture:
         assert picture.size == (132, 132)
 
@@ -334,9 +445,57 @@ def test_a_report_runs_nothing_of_a_work_directory(foreign, tmp_path, capsys):
     assert lines_with(capsys.readouterr().err, tmp_path, "vis_data/scalars.json", "results.json")
 
 
+STOCK = """
+default_hooks = dict(_delete_=True, timer=dict(type="IterTimerHook"),
+    logger=dict(type="LoggerHook", interval=1, log_metric_by_epoch=False),
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2, save_best="mIoU"))
+runner_type, min_backbone_share = "Runner", 0.0
+train_cfg, crop_size = dict(type="IterBasedTrainLoop", max_iters=2, val_interval=2), (32, 32)
+visualizer = dict(vis_backends=[dict(type="LocalVisBackend")], name="stock")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_mmsegmentation_gets_classes_and_images(tmp_path, capfd):
+    """Its own Runner writes curves and a checkpoint; the report tests the checkpoint if asked."""
+    config = write_config(tmp_path, STOCK)
+    cfg = Config.fromfile(config)
+    work = cfg.work_dir = str(tmp_path / "work dir")
+    Runner.from_cfg(cfg).train()
+    page_file = Path(work, "report.html")
+    assert run("report", [work]) == 0
+    html = page_file.read_text()
+    assert f"report --evaluate &#39;{work}&#39;" in html and "minutes per iteration" in html
+    assert (
+        f"mmseg-ext export &#39;{work}/tiny.py&#39; &#39;{work}/best_mIoU_iter_2.pth&#39;" in html
+    )
+    assert "Configuration and environment" in html and "GMAC" not in html
+    capfd.readouterr()
+    assert run("report", [work, "--evaluate", "--csv"]) == 0
+    found = read_run(Path(work))
+    assert found.results.source == "test of best_mIoU_iter_2.pth"
+    assert 100 * found.results.miou == pytest.approx(found.curves["mIoU"][2], abs=0.006)
+    assert len(found.results.examples) == 8 and found.results.confusion.sum() == 8 * 32 * 32
+    html = page_file.read_text()
+    assert "GMAC at 32x32" in html and "report --evaluate" not in html
+    assert capfd.readouterr().out.splitlines()[-2:] == [f"{work}/report.html", f"{work}/report.csv"]
+
+
+def test_evaluation_needs_a_config_and_a_checkpoint(foreign, capsys):
+    assert run("report", ["--evaluate", str(foreign.parent)]) == 1
+    assert lines_with(capsys.readouterr().err, foreign.parent, "--evaluate", "*.py", "*.pth")
+
+
+def test_page_without_facts_has_no_empty_section():
+    bare = a_run("bare", [[1, 0, 0], [0, 1, 0], [0, 0, 0]])
+    bare.environment, bare.config = {}, ""
+    assert "Configuration and environment" not in page([bare])
+
+
 def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
     path = tmp_path / "report.html"
     assert run("report", [str(work_dir), str(work_dir), "--out", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
     sources = re.findall('src="(.*?)"', path.read_text())
-    assert len(sources) == 12 and all(s.startswith("data:image/jpeg") for s in sources)
+    assert len(sources) == 14 and all(s.startswith("data:image/jpeg") for s in sources)

@@ -43,7 +43,8 @@ _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
 _SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
-_OBJECT_VALUES = ("no object", "object", "border")
+OBJECT = "object"
+OBJECT_VALUES = ("no object", OBJECT, "border")
 
 
 class Masks(Reader):
@@ -120,10 +121,10 @@ class ObjectMasks(Reader):
                 numbers = _objects(mask).astype(np.uint16)
                 for number, path in enumerate(annotation.paths[1:], start=2):
                     numbers[_objects(at_image_size(read_mask(path), sizes))] = number
-            return IndexMap(_OBJECT_VALUES, draw_labels(numbers), mask.notes)
+            return IndexMap(OBJECT_VALUES, draw_labels(numbers), mask.notes)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names(_OBJECT_VALUES)
+        return legend_of_names(OBJECT_VALUES)
 
 
 def _objects(mask: IndexMap) -> np.ndarray:

@@ -1,0 +1,68 @@
+"""Scores of classes and objects, as the tables of the page, of CSV and of LaTeX."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+COLUMNS = ("pixels", "IoU", "Dice", "precision", "recall", "count error")
+
+
+def class_scores(confusion: np.ndarray, ignore_index: int = 255) -> dict[str, np.ndarray]:
+    """Return IoU, Dice, precision and recall of each class, (classes,), from 0 to 1.
+
+    A score is NaN if there are no pixels for it, or if the class is ignored.
+
+    Args:
+        confusion: (classes, classes), pixels by truth (rows) and prediction.
+        ignore_index: the label that is ignored, a class or not.
+    """
+    hit, truth, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    counts = np.arange(len(hit)) != ignore_index
+    scores = {}
+    for name, pixels in {
+        "IoU": truth + predicted - hit,
+        "Dice": (truth + predicted) / 2,
+        "precision": predicted,
+        "recall": truth,
+    }.items():
+        nothing = np.full(len(hit), np.nan)
+        scores[name] = np.divide(hit, pixels, out=nothing, where=counts & (pixels > 0))
+    return scores
+
+
+class Table(NamedTuple):
+    """Scores (rows, COLUMNS) from 0 to 1, NaN where there is none.
+
+    The rows are the classes, their mean and, if they were counted, the objects, with their F1 as
+    Dice.
+    """
+
+    rows: list[str]
+    values: np.ndarray
+
+
+def score_table(results: Any) -> Table:
+    """Return the scores of `Results`."""
+    scores = class_scores(results.confusion, results.ignore_index)
+    values = np.full((len(results.classes), len(COLUMNS)), np.nan)
+    values[:, 0] = results.class_shares
+    values[:, 1:5] = np.column_stack([scores[name] for name in COLUMNS[1:5]])
+    mean = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
+    mean[0] = np.nan  # of shares it says nothing
+    rows, lines = [*results.classes, "mean"], [values, mean]
+    if results.objects:
+        counted = [results.objects[key] for key in ("F1", "precision", "recall", "count_error")]
+        rows.append("objects")
+        lines.append(np.array([np.nan, np.nan, *counted]))
+    return Table(rows, np.vstack(lines))
+
+
+def mean_and_deviation(tables: Sequence[Table]) -> tuple[Table, Table] | None:
+    """Return mean and deviation (of a sample) of several runs; None if their rows differ."""
+    rows = [table.rows for table in tables]
+    if len(tables) < 2 or any(other != rows[0] for other in rows):
+        return None
+    values = np.ma.masked_invalid([table.values for table in tables])
+    mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
+    return Table(rows[0], mean.filled(np.nan)), Table(rows[0], deviation.filled(np.nan))
