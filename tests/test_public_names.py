@@ -50,7 +50,11 @@ MODULES = {
     "mmseg_ext.durable": None,
     "mmseg_ext.engine": None,
     "mmseg_ext.engine.build": {"build_test_runner", "build_train_runner"},
-    "mmseg_ext.errors": {name for name, item in vars(errors).items() if isinstance(item, type)},
+    "mmseg_ext.errors": {
+        name
+        for name, item in vars(errors).items()
+        if getattr(item, "__module__", "") == errors.__name__ and isinstance(item, type)
+    },
     "mmseg_ext.evaluation": None,
     "mmseg_ext.inference.objects": {"SegmentedObject", "geojson"},
     "mmseg_ext.inference.predictor": {"Segmentation"},
