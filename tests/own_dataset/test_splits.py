@@ -1,6 +1,7 @@
 """Choosing the splits, and finding copies of a photo."""
 
 from collections import Counter
+from itertools import pairwise
 
 import cv2
 import numpy as np
@@ -97,6 +98,54 @@ def test_copies_are_found_in_any_position():
     group = [3, *range(9, 14)]
     assert copies == {(i, j) for i in group for j in group if i < j}
     assert not list(find_copies([]))
+
+
+def texture(seed: int, width: int = 240, height: int = 180) -> np.ndarray:
+    """Return colors that change slowly, as in a photo."""
+    small = np.random.RandomState(seed).randint(30, 226, (6, 8, 3)).astype(np.uint8)
+    return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def padded(image: np.ndarray, sides: tuple[int, int, int, int], value: int) -> np.ndarray:
+    """Return an image with flat borders at the top, bottom, left and right."""
+    return cv2.copyMakeBorder(image, *sides, cv2.BORDER_CONSTANT, value=(value,) * 3)
+
+
+@pytest.mark.parametrize("value", [0, 114, 255])
+def test_copies_are_found_inside_of_borders(value):
+    """Photos were flipped or turned before they were padded, made smaller, or saved as JPEG."""
+    photos = [texture(i) for i in range(20)]
+    copies = [photos[0], photos[1][::-1], np.rot90(photos[2]), photos[3][:, ::-1], photos[4]]
+    small = [small_version(photo) for photo in photos]
+    square = [padded(photo, (0, 60, 0, 0), value) for photo in photos]
+    small += [small_version(image) for image in square]
+    below = [padded(copy, (0, 60, 0, 0), value) for copy in copies]
+    below[1] = cv2.resize(below[1], (112, 112), interpolation=cv2.INTER_AREA)
+    below[3] = cv2.imdecode(cv2.imencode(".jpg", below[3], [cv2.IMWRITE_JPEG_QUALITY, 75])[1], 1)
+    below[4] = padded(copies[4], (7, 20, 33, 0), value)
+    small += [small_version(image) for image in below]
+    groups = connect(len(small), find_copies(small)).tolist()
+    assert groups == [*range(20), *range(20), *range(5)]
+
+
+def test_objects_on_a_flat_background_are_no_copies():
+    """Borders end at a straight edge, and what is inside is most of an image."""
+    small = []
+    for i in range(6):
+        disc, line = np.zeros((2, 200, 200, 3), np.uint8)
+        cv2.circle(disc, (60 + 13 * i, 70 + 11 * i), 30 + 6 * i, (200, 180, 160), -1)
+        line[30 * i :][:20] = texture(0, 200, 20)
+        small += [small_version(disc), small_version(line)]
+    assert not list(find_copies(small))
+
+
+def test_frames_with_equal_borders_are_no_copies():
+    """Neighbors in time are similar. A padded copy is, too, but has another border."""
+    frames = [cv2.addWeighted(texture(0), 1 - i / 25, texture(1), i / 25, 0) for i in range(8)]
+    small = [small_version(padded(frame, (6, 6, 0, 0), 128)) for frame in frames]
+    for frame, other in pairwise(small):
+        assert 0.05 < np.linalg.norm(frame[1] - other[1]) < 0.1
+    assert not list(find_copies(small))
 
 
 @pytest.mark.parametrize("missing", [-9999.0, np.nan])
