@@ -30,7 +30,9 @@ _MASK_NAME = re.compile(
 )  # a_mask, trainannot, labels_png
 _MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)  # mask_1
 _MASK_WORD = re.compile(_MASK, re.I)  # labelIds
-_CLASS_WORD = re.compile("class|cls|category", re.I)  # Class, in a_Class1
+_NUMBERED_MASK = re.compile(rf"(?!l\d)(?:{_MASK})\d+", re.I)  # mask1, which numbers objects
+_CLASS_WORD = re.compile("class|cls|category", re.I)  # Class, in a_Class_1
+_NAME_PART = re.compile(r"[^\W_]+")  # red and leaf2 in red_leaf2
 _WORD = re.compile(r"\d+|[^\W\d_]+")  # scene, 4 and left in scene4_left
 _ZEROS = re.compile(r"(?<!\d)0+(?=\d)")  # the first two digits of 001
 
@@ -180,33 +182,78 @@ def _add_fitting(
 
 
 class _Division(NamedTuple):
-    """A mask's path, divided into the image's and the words of a class."""
+    """A mask's path, divided into the image's and the parts of a class."""
 
     image: str  # such as "scene/plant 1"
-    folder: list[str]  # words of a folder that is not the image's
-    rest: list[str]  # other words of the name
+    folder: list[str]  # parts of a folder that is not the image's
+    rest: list[str]  # other parts of the name
 
 
 def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str, list[int]]]:
     """Return the indices of each image's masks by class; an empty list if masks have no classes.
 
     The class of a mask is in its path, but not in its image's: words at the end or beginning of
-    the name, or a folder. Numbers in the name count masks of a class, except in `class1`. Masks
-    have classes if one recurs for most images and another for a tenth; then each that a hundredth
-    has is a class.
+    the name, or a folder. Separate numbers can count masks of a class, as in `leaf_2`; digits of a
+    word cannot, as in `grade3`. Masks have classes if one recurs for most images and another for a
+    tenth; then each that a hundredth has is a class.
     """
     index = _index_of_words(images, masks)
-    found: list[dict[str, list[int]]] = [defaultdict(list) for _ in images]
+    numbered: list[dict[str, dict[str, list[int]]]] = [
+        defaultdict(lambda: defaultdict(list)) for _ in images
+    ]
     for number, key in enumerate(masks):
         divided = [part for part in _divide(key) if part.image in index]
         if divided:
             shortest = min(divided, key=lambda part: len(part.folder) + len(part.rest))
-            found[index[shortest.image]][_class_of(shortest)].append(number)
+            words, counter = _class_of(shortest)
+            numbered[index[shortest.image]][words][counter].append(number)
+    found = _join_counted(numbered)
     names = _recurring_classes(found)
     classes = []
     for masks_of in found if names else ():
         classes.append({name: masks_of[name] for name in names if name in masks_of})
     return classes
+
+
+def _join_counted(
+    numbered: Sequence[Mapping[str, Mapping[str, list[int]]]],
+) -> list[dict[str, list[int]]]:
+    """Return the masks of each image by class, from its masks by words and separate numbers.
+
+    Numbers that count masks are no part of a class.
+    """
+    sets: dict[str, list[set[str]]] = defaultdict(list)  # the numbers after the words, by image
+    for masks_of in numbered:
+        for words, by_number in masks_of.items():
+            sets[words].append(set(by_number))
+    found: list[dict[str, list[int]]] = [defaultdict(list) for _ in numbered]
+    for own, masks_of in zip(found, numbered, strict=True):
+        for words, by_number in masks_of.items():
+            is_counted = not words or _count_masks(sets[words])
+            for number, masks in by_number.items():
+                name = words if is_counted or not number else f"{words}_{number}"
+                own[name] += masks
+    return found
+
+
+def _count_masks(sets: Sequence[set[str]]) -> bool:
+    """Return whether the numbers that each image has after a word count masks, as 1, 2, 3.
+
+    They do if images have different ones, which nearly all count from 0 or 1, or which do not
+    recur. The first mask can be without a number: "".
+    """
+    every = set().union(*sets)
+    if len(every) == 1:
+        return True
+    if all(numbers == every for numbers in sets):
+        return False
+    counting = 0
+    for numbers in sets:
+        values = sorted(int(number) for number in numbers if number.isdigit())
+        start = min(values, default=0)
+        is_complete = values == list(range(start, start + len(values)))
+        counting += is_complete and start <= 1 + ("" in numbers)
+    return counting >= 0.9 * len(sets) or sum(map(len, sets)) < 2 * len(every)
 
 
 def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:
@@ -244,37 +291,43 @@ def _index_of_words(images: Sequence[Key], masks: Sequence[Key]) -> dict[str, in
 
 def _divide(key: Key) -> Iterator[_Division]:
     """Yield how to divide a mask's path: any folder, or none, and the name at any place."""
-    *folders, name = map(_WORD.findall, key.path.parts)
-    names = [name]
-    if _without_mask(name) != name:
-        names.append(_without_mask(name))
+    *folders, name = key.path.parts
     first = 0 if key.split is None else 1  # the folder of a split is no class
     for place in (None, *range(first, len(folders))):
-        folder = [] if place is None else _without_mask(folders[place])
+        folder = [] if place is None else _NAME_PART.findall(_without_mask(folders[place]))
         kept = ""
-        for i, words in enumerate(folders):
+        for i, other in enumerate(folders):
             if i != place:
-                kept += " ".join(words) + "/"
-        for words in names:
-            for n in range(len(words) + 1):
-                start, end = words[:n], words[n:]
-                yield _Division((kept + " ".join(start)).strip("/"), folder, end)
-                yield _Division((kept + " ".join(end)).strip("/"), folder, start)
+                kept += " ".join(_WORD.findall(other)) + "/"
+        for text in dict.fromkeys([name, _without_mask(name)]):
+            for n in (*(word.start() for word in _WORD.finditer(text)), len(text)):
+                for own, rest in ((text[:n], text[n:]), (text[n:], text[:n])):
+                    image = kept + " ".join(_WORD.findall(own))
+                    yield _Division(image.strip("/"), folder, _NAME_PART.findall(rest))
 
 
-def _class_of(division: _Division) -> str:
-    """Return the class of a mask; nothing if only words for masks are left."""
-    words = list(division.folder)
-    for before, word in pairwise(["", *division.rest]):
-        if not word.isdigit() or _CLASS_WORD.fullmatch(before):
-            words.append(word)
-    if all(map(_MASK_WORD.fullmatch, words)):
-        return ""
-    return "_".join(words)
+def _class_of(division: _Division) -> tuple[str, str]:
+    """Return the words of a mask's class, and separate numbers after them.
+
+    There are no words if only those for masks are left.
+    """
+    words, numbers = list(division.folder), []
+    for before, part in pairwise(["", *division.rest]):
+        if part.isdigit() and not _CLASS_WORD.fullmatch(before):
+            numbers.append(part)
+        else:
+            words.append(part)
+    if all(_MASK_WORD.fullmatch(word) or _NUMBERED_MASK.fullmatch(word) for word in words):
+        words = []
+    return "_".join(words), "_".join(numbers)
 
 
-def _without_mask(words: list[str]) -> list[str]:
-    return words[:-1] if len(words) > 1 and _MASK_WORD.fullmatch(words[-1]) else words
+def _without_mask(name: str) -> str:
+    """Return a name without a word for masks at its end, if it has other words."""
+    parts = list(_NAME_PART.finditer(name))
+    if len(parts) > 1 and _MASK_WORD.fullmatch(parts[-1][0]):
+        return name[: parts[-1].start()]
+    return name
 
 
 def _join_words(path: PurePath) -> str:

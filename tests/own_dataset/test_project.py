@@ -39,6 +39,7 @@ from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.starting_weights import efficientnet
 from tests.datasets.trees import random_image, save
+from tests.messages import check_message, lines_with
 
 SIZE = (40, 30)  # width, height
 NAMES = ["ground", "small", "wide"]
@@ -463,6 +464,21 @@ def test_masks_of_a_class_each(tmp_path, capsys):
     shutil.rmtree(tmp_path / "project")
     assert run(tmp_path) == 0
     assert Config.fromfile(tmp_path / "project/config.py").classes == ["background", *masks]
+
+
+def test_counted_masks_of_a_class_are_a_note(tmp_path, capsys):
+    """Digits of a word make another class; separate numbers that differ count."""
+    save_images(tmp_path / "images", 4)
+    mask = np.zeros(SIZE[::-1], bool)
+    mask[4:9] = True
+    for i in range(4):
+        for name in ["grade3", "grade4", *(f"leaf_{k}" for k in range(1, 2 + i % 3))]:
+            save(tmp_path / f"masks/{i:02d}_{name}.png", np.roll(mask, len(name), 0))
+    assert run(tmp_path) == 0
+    (note,) = lines_with(capsys.readouterr().out, "01_leaf_1.png")
+    check_message(note, "01_leaf_2.png are leaf", where="note: ", todo="leaf1 and leaf2")
+    expected = ["background", "grade3", "grade4", "leaf"]
+    assert Config.fromfile(tmp_path / "project/config.py").classes == expected
 
 
 @pytest.mark.parametrize("kind", ["numbers", "colors", "files"])
