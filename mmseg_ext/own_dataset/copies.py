@@ -96,7 +96,7 @@ def find_copies(
         return
     images = np.stack(small, 1)  # (2, N, 16, 16)
     flat = images.reshape(*images.shape[:2], -1)
-    first = images.shape[1] if first is None else first
+    first = len(small) if first is None else first
     for start in range(0, first, _ROWS):
         own = images[:, start : min(start + _ROWS, first)]
         turned = [np.rot90(v, k, (2, 3)) for v in (own, own[..., ::-1]) for k in range(4)]

@@ -21,7 +21,7 @@ _MASK = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groun
 _MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
-_SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
+SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
 _BETWEEN_WORDS = re.compile(r"[\W_]+")  # the _ in instances_val
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
 _KIND = "(?:_(?:dir|png|prepped))?(?:_(?:train|val|test))?"  # masks_png, labels_train
@@ -90,7 +90,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
 def split_in(name: str) -> str | None:
     """Return the split that is a word of a name, or None."""
     for word in _BETWEEN_WORDS.split(name):
-        if found := _SPLIT_WORD.fullmatch(word):
+        if found := SPLIT_WORD.fullmatch(word):
             return found[1].lower()
     return None
 
@@ -198,62 +198,41 @@ def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str,
     tenth; then each that a hundredth has is a class.
     """
     index = _index_of_words(images, masks)
-    numbered: list[dict[str, dict[str, list[int]]]] = [
-        defaultdict(lambda: defaultdict(list)) for _ in images
-    ]
+    found: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in images]
     for number, key in enumerate(masks):
         divided = [part for part in _divide(key) if part.image in index]
         if divided:
             shortest = min(divided, key=lambda part: len(part.folder) + len(part.rest))
-            words, counter = _class_of(shortest)
-            numbered[index[shortest.image]][words][counter].append(number)
-    found = _join_counted(numbered)
-    names = _recurring_classes(found)
+            found[index[shortest.image]][_class_of(shortest)].append(number)
+    joined = _join_counted(found)
+    names = _recurring_classes(joined)
     classes = []
-    for masks_of in found if names else ():
+    for masks_of in joined if names else ():
         classes.append({name: masks_of[name] for name in names if name in masks_of})
     return classes
 
 
 def _join_counted(
-    numbered: Sequence[Mapping[str, Mapping[str, list[int]]]],
+    found: Sequence[Mapping[tuple[str, str], list[int]]],
 ) -> list[dict[str, list[int]]]:
     """Return the masks of each image by class, from its masks by words and separate numbers.
 
-    Numbers that count masks are no part of a class.
+    Numbers count masks if images have different ones after the same words.
     """
-    sets: dict[str, list[set[str]]] = defaultdict(list)  # the numbers after the words, by image
-    for masks_of in numbered:
-        for words, by_number in masks_of.items():
-            sets[words].append(set(by_number))
-    found: list[dict[str, list[int]]] = [defaultdict(list) for _ in numbered]
-    for own, masks_of in zip(found, numbered, strict=True):
-        for words, by_number in masks_of.items():
-            is_counted = not words or _count_masks(sets[words])
-            for number, masks in by_number.items():
-                name = words if is_counted or not number else f"{words}_{number}"
-                own[name] += masks
-    return found
-
-
-def _count_masks(sets: Sequence[set[str]]) -> bool:
-    """Return whether the numbers that each image has after a word count masks, as 1, 2, 3.
-
-    They do if images have different ones, which nearly all count from 0 or 1, or which do not
-    recur. The first mask can be without a number: "".
-    """
-    every = set().union(*sets)
-    if len(every) == 1:
-        return True
-    if all(numbers == every for numbers in sets):
-        return False
-    counting = 0
-    for numbers in sets:
-        values = sorted(int(number) for number in numbers if number.isdigit())
-        start = min(values, default=0)
-        is_complete = values == list(range(start, start + len(values)))
-        counting += is_complete and start <= 1 + ("" in numbers)
-    return counting >= 0.9 * len(sets) or sum(map(len, sets)) < 2 * len(every)
+    numbers: dict[str, set[frozenset[str]]] = defaultdict(set)  # of the images, after the words
+    for masks_of in found:
+        own: dict[str, set[str]] = defaultdict(set)
+        for words, number in masks_of:
+            own[words].add(number)
+        for words, of_image in own.items():
+            numbers[words].add(frozenset(of_image))
+    joined: list[dict[str, list[int]]] = [defaultdict(list) for _ in found]
+    for by_class, masks_of in zip(joined, found, strict=True):
+        for (words, number), masks in masks_of.items():
+            (of_image, *others) = numbers[words]
+            is_counted = others or len(of_image) == 1 or not words
+            by_class[words if is_counted or not number else f"{words}_{number}"] += masks
+    return joined
 
 
 def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:

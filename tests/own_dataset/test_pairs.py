@@ -183,7 +183,7 @@ NUMBERED = {  # the endings of the masks of each image, and the class of each
     "of a letter": ([["L1", "L2"]] * 3, str),
     "of a letter, some absent": ([["L1", "L2", "L3"], ["L1", "L2"], ["L2", "L3"]], str),
     "separate, equal": ([["grade_3", "grade_4"]] * 3, str),
-    "separate, some absent": ([["grade_3", "grade_5"], ["grade_4", "grade_5"]] * 2, str),
+    "separate, different": ([["leaf_3", "leaf_5"], ["leaf_4", "leaf_5"]], lambda _: "leaf"),
     "counted": (
         [["leaf_1", "leaf_2"], ["leaf_1"], ["leaf_1", "leaf_2", "leaf_3"]],
         lambda _: "leaf",

@@ -647,6 +647,132 @@ def test_copies_and_groups_stay_together(tmp_path, capsys):
     assert note in capsys.readouterr().out
 
 
+def splits_of(folder: Path) -> dict[str, set[str]]:
+    """Return the names of each split of a project."""
+    found: dict[str, set[str]] = {"train": set(), "val": set()}
+    for name in label_maps(folder):
+        found.setdefault(Path(name).parts[0], set()).add(Path(name).name)
+    return found
+
+
+def test_folds_of_several_projects(tmp_path, capsys):
+    """Their validation sets divide the photos; copies and classes are as without folds."""
+    for i in range(9):
+        photo = random_image(np.random.RandomState(i), SIZE)
+        for name, step in (("", 1), ("_2", -1)):
+            save(tmp_path / f"images/{i:04d}{name}.png", photo[:, ::step])
+            save(tmp_path / f"masks/{i:04d}{name}.png", scene(i)[0][:, ::step])
+    parts = []
+    for number in (1, 2, 3):
+        assert run(tmp_path, "--fold", f"{number}/3") == 0
+        splits = splits_of(tmp_path)
+        parts.append(splits["val"])
+        assert splits["train"].isdisjoint(splits["val"]) and len(splits["val"]) == 6
+        assert {name[:4] for name in splits["val"]}.isdisjoint(n[:4] for n in splits["train"])
+        before = label_maps(tmp_path)
+        assert run(tmp_path) == 0 and label_maps(tmp_path).keys() == before.keys()
+        capsys.readouterr()
+        other = f"{number % 3 + 1}/3"
+        assert run(tmp_path, "--fold", other) == 1
+        check_message(
+            capsys.readouterr().err.strip(), f"{number}/3", where=f"mmseg_ext: --fold {other}: "
+        )
+        shutil.rmtree(tmp_path / "project")
+    assert len(set().union(*parts)) == sum(map(len, parts)) == 18
+    for bad in ("0/3", "4/3", "1/1", "x", "19/19"):
+        assert run(tmp_path, "--fold", bad) == 1
+        check_message(capsys.readouterr().err.strip(), where=f"mmseg_ext: --fold {bad}: ")
+
+
+LISTS = {  # lines for the photos a/00, a/01 and so on
+    "names": "00\n01\n03\n05\n",
+    "files": "00.jpg\r\n01.jpg\r\n03.jpg\r\n05.jpg",
+    "folders": "a/00.jpg\n./images/a/01.jpg\n/x/y/a/03\na\\05.jpg",
+    "two columns": "\ufeff00.jpg 00.png\n01.jpg 01.png\n\n03.jpg 03.png\n05 1\n",
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_splits_from_lists(case, tmp_path, capsys):
+    """A list of val leaves the others for train; with one of train, others are left out."""
+    save_images(tmp_path / "images/a", 8)
+    for i in range(8):
+        save(tmp_path / f"masks/a/{i:02d}.png", scene(i)[0])
+    (tmp_path / "own list.txt").write_text(LISTS[case], encoding="utf-8")
+    (tmp_path / "train.txt").write_text("02\n04\nmissing\n")
+    own = f"val={tmp_path / 'own list.txt'}"
+    names = {"00", "01", "03", "05"}
+    assert run(tmp_path, "--split", own) == 0
+    assert splits_of(tmp_path) == {"val": names, "train": {"02", "04", "06", "07"}}
+    before = label_maps(tmp_path).keys()
+    assert run(tmp_path) == 0 and label_maps(tmp_path).keys() == before
+    shutil.rmtree(tmp_path / "project")
+    capsys.readouterr()
+    assert run(tmp_path, "--split", own, f"train={tmp_path / 'train.txt'}") == 0
+    assert splits_of(tmp_path) == {"val": names, "train": {"02", "04"}}
+    out = capsys.readouterr().out
+    assert len(lines_with(out, "left out", "06.jpg")) == 1
+    (note,) = lines_with(out, "missing")
+    check_message(note, 1, where=f"note: {tmp_path / 'train.txt'}: ")
+
+
+def test_lists_of_voc(tmp_path, capsys):
+    """They are found; lists that fit no photo, and the choice of an earlier run, change nothing."""
+    save_images(tmp_path / "images", 6)
+    for i in range(6):
+        save(tmp_path / f"masks/{i:02d}.png", scene(i)[0])
+    lists = tmp_path / "ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    for name, numbers in (("train", "0235"), ("val", "14"), ("trainval", "012345")):
+        (lists / f"{name}.txt").write_text("".join(f"0{i}\n" for i in numbers))
+    assert run(tmp_path) == 0
+    assert splits_of(tmp_path)["val"] == {"01", "04"}
+    assert str(lists / "val.txt") in capsys.readouterr().out
+    (lists / "val.txt").write_text("00\n")
+    (lists / "train.txt").write_text("01\n02\n03\n04\n05\n")
+    assert run(tmp_path) == 0
+    assert splits_of(tmp_path)["val"] == {"01", "04"}
+    assert "01" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "project")
+    (lists / "val.txt").write_text("a\n")
+    assert run(tmp_path) == 0
+    assert splits_of(tmp_path)["val"] and str(lists / "val.txt") in capsys.readouterr().out
+
+
+def test_bad_lists_are_one_line(tmp_path, capsys):
+    write_sources(tmp_path, 4)
+    (tmp_path / "a.txt").write_text("00\n")
+    (tmp_path / "b.txt").write_text("00\n01\n")
+    (tmp_path / "c.txt").write_text("x\ny\n")
+    cases = {
+        "val": "write",
+        "dev=a.txt": "write",
+        f"val={tmp_path / 'none.txt'}": "none.txt",
+        f"val={tmp_path / 'c.txt'}": "name per line",
+        f"val={tmp_path / 'a.txt'} train={tmp_path / 'b.txt'}": "drop",
+    }
+    for flags, text in cases.items():
+        assert run(tmp_path, "--split", *flags.split()) == 1
+        error = capsys.readouterr().err.strip()
+        assert text in error and "\n" not in error
+
+
+def test_names_that_recur_bring_a_note(tmp_path, capsys):
+    """Such as x, x_1 and x_2, if they are not all copies; the flag that it names works."""
+    for i in range(12):
+        name = f"my-foot-{i // 3:04d}" + f"_{i % 3}" * (i % 3 > 0)
+        save(tmp_path / f"images/{name}.png", random_image(np.random.RandomState(i), SIZE))
+        save(tmp_path / f"masks/{name}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    (note,) = lines_with(capsys.readouterr().out, "--group")
+    check_message(note, 4, "my-foot-0000_1", todo="--group '*_'")
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, "--group", "*_") == 0
+    splits = splits_of(tmp_path)
+    assert {n[:12] for n in splits["val"]}.isdisjoint(n[:12] for n in splits["train"])
+    assert not lines_with(capsys.readouterr().out, "--group")
+
+
 def test_projects_without_a_list_of_splits_keep_them(tmp_path):
     """An earlier version looked for the label maps."""
     write_sources(tmp_path, 9)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmseg_ext.own_dataset.copies import find_copies, small_version
-from mmseg_ext.own_dataset.splits import choose, connect, find_groups
+from mmseg_ext.own_dataset.splits import choose, choose_fold, connect, find_groups
+from tests.messages import raises_message
 
 SHARES = st.sampled_from([{"val": 0.2}, {"val": 0.5}, {"test": 0.1, "val": 0.3}])
 
@@ -67,11 +68,65 @@ def test_groups_stay_together(groups, shares):
     assert more["new"] == found["0"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.data())
+def test_folds_divide_the_names(count, data):
+    """Into parts of nearly equal size with each label in all parts, if names are no groups."""
+    labels = data.draw(st.lists(st.sampled_from("aab"), min_size=count, max_size=40))
+    names = [str(i) for i in range(len(labels))]
+    of = {name: {label} for name, label in zip(names, labels, strict=True)}
+    parts = []
+    for number in range(1, count + 1):
+        chosen = choose_fold(names[:: (-1) ** number], of, 0, {}, {}, f"{number}/{count}")
+        parts.append({name for name in names if chosen[name] == "val"})
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    sizes = list(map(len, parts))
+    assert max(sizes) - min(sizes) <= 1
+    for label in set(labels):
+        own = [sum(label in of[name] for name in part) for part in parts]
+        assert max(own) - min(own) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.data())
+def test_folds_keep_groups_and_earlier_choices(count, data):
+    """Also a test set and new names are the same in the projects of all folds."""
+    groups = data.draw(st.lists(st.integers(0, 12), min_size=24, max_size=40))
+    if len(set(groups)) < 2 * count:
+        return
+    of = {str(i): f"group {group}" for i, group in enumerate(groups)}
+    labels = {name: {"a"} for name in of}
+    first = [name for name in of if of[name] != "group 0"]
+    parts, tests = [], []
+    for number in range(1, count + 1):
+        fold = f"{number}/{count}"
+        before = choose_fold(first, labels, 0.1, {}, of, fold)
+        after = choose_fold([*of], labels, 0.1, before, of, fold)
+        assert before.items() <= after.items()
+        parts.append({name for name in of if after[name] == "val"})
+        tests.append({name for name in of if after[name] == "test"})
+        for group in set(of.values()):
+            assert len({after[name] for name in of if of[name] == group}) == 1
+    assert (
+        sorted([*set().union(*parts), *tests[0]]) == sorted(of)
+        and len(set(map(frozenset, tests))) == 1
+    )
+    assert sum(map(len, parts)) + len(tests[0]) == len(of) and all(parts)
+
+
+def test_more_folds_than_groups():
+    names, groups = [*"abcd"], dict.fromkeys("abc", "g")
+    with raises_message(ValueError, "3/3", 2, where="--fold"):
+        choose_fold(names, {name: set() for name in names}, 0, {}, groups, "3/3")
+
+
 def test_parts_of_names():
     names = ["scene1_1_left", "scene1_2_left", "scene10_1", "other"]
     assert [*find_groups(names, "scene*_")] == [(0, [0, 1]), (2, [2])]
     assert [*find_groups(["a/1", "a/2", "b/1"], "*/")] == [(0, [0, 1]), (2, [2])]
     assert connect(4, find_groups(names, "scene*_")).tolist() == [0, 0, 2, 3]
+    names = ["scene1", "scene1_1", "scene2_1", "scene3"]
+    assert [*find_groups(names, "scene*_")] == [(1, [1, 0]), (2, [2])]
     assert connect(5, [(0, [4]), (1, [2]), (2, [4])]).tolist() == [0, 0, 0, 3, 0]
     for pattern, message in (("x", "one \\*"), ("*_*", "one \\*"), ("y*", "fits no name")):
         with pytest.raises(ValueError, match=message):
