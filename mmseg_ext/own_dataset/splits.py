@@ -169,22 +169,23 @@ def _notes_on_copies(
 
 def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
     """Return a note if names recur with numbers, as x, x_1 and x_2, that are not all copies."""
+    found = list(map(_COUNTED.fullmatch, names))
+    stems = {fit[1] for fit in found if fit}
     recurring: dict[str, list[int]] = defaultdict(list)
-    pattern = ""
-    for i, name in enumerate(names):
-        found = _COUNTED.fullmatch(name)
-        recurring[found[1] if found else name].append(i)
-        if found and not pattern:  # IMG_*_ of IMG_0012_1
-            before, separator, _ = found[1].rpartition(found[2])
-            pattern = f"{before}{separator}*{found[2]}"
+    for i, (name, fit) in enumerate(zip(names, found, strict=True)):
+        recurring[fit[1] if fit and name not in stems else name].append(i)
     several = [numbers for numbers in recurring.values() if len(numbers) > 1]
     separate = [numbers for numbers in several if len(set(copies[numbers])) > 1]
-    if len(several) < 2 or not separate:
+    if len(separate) < 2:
         return []
+    longest = found[max(separate[0], key=lambda i: len(names[i]))]
+    assert longest  # the others are the stem
+    before, separator, _ = longest[1].rpartition(longest[2])
+    pattern = f"{before}{separator}*{longest[2]}"  # IMG_*_ of IMG_0012_1
     groups = []
     with contextlib.suppress(ValueError):  # all names are in one group
         groups += [sorted(numbers) for _, numbers in find_groups(names, pattern)]
-    if not all(numbers in groups for numbers in several):
+    if not all(numbers in groups for numbers in separate):
         return []
     examples = join_names([names[i] for i in separate[0]], 3)
     return [

@@ -757,19 +757,45 @@ def test_bad_lists_are_one_line(tmp_path, capsys):
         assert text in error and "\n" not in error
 
 
-def test_names_that_recur_bring_a_note(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "counted", "pattern"),
+    [
+        ("foot-1-{}", "foot-1-{}_{}", "--group '*_'"),
+        ("IMG_000{}", "IMG_000{}_{}", "--group 'IMG_*_'"),
+        ("{}", "{} ({})", "--group '* ('"),
+        ("{}-0", "{}-{}", "--group '*-'"),
+    ],
+)
+def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys):
     """Such as x, x_1 and x_2, if they are not all copies; the flag that it names works."""
+    plants = {}
     for i in range(12):
-        name = f"my-foot-{i // 3:04d}" + f"_{i % 3}" * (i % 3 > 0)
-        save(tmp_path / f"images/{name}.png", random_image(np.random.RandomState(i), SIZE))
-        save(tmp_path / f"masks/{name}.png", scene(i)[0])
+        own = counted.format(i // 3, i % 3) if i % 3 else name.format(i // 3)
+        plants[own] = i // 3
+        save(tmp_path / f"images/{own}.png", random_image(np.random.RandomState(i), SIZE))
+        save(tmp_path / f"masks/{own}.png", scene(i)[0])
     assert run(tmp_path) == 0
     (note,) = lines_with(capsys.readouterr().out, "--group")
-    check_message(note, 4, "my-foot-0000_1", todo="--group '*_'")
+    check_message(note, 4, counted.format(0, 1), todo=pattern)
     shutil.rmtree(tmp_path / "project")
-    assert run(tmp_path, "--group", "*_") == 0
+    assert run(tmp_path, *shlex.split(pattern)) == 0
     splits = splits_of(tmp_path)
-    assert {n[:12] for n in splits["val"]}.isdisjoint(n[:12] for n in splits["train"])
+    assert {plants[own] for own in splits["val"]}.isdisjoint(map(plants.get, splits["train"]))
+    assert not lines_with(capsys.readouterr().out, "--group")
+
+
+def test_names_that_count_all_photos_bring_no_note(tmp_path, capsys):
+    """One series, years, and copies, which stay together without a flag."""
+    for i in range(6):
+        photo = random_image(np.random.RandomState(i), SIZE)
+        names = [f"plant_{i}", f"20{i:02d}_{i:06d}", f"20{i:02d}_{i + 1:06d}", f"c{i}", f"c{i}_2"]
+        for k, name in enumerate(names):
+            shown = (
+                photo if name[0] == "c" else random_image(np.random.RandomState(9 * i + k), SIZE)
+            )
+            save(tmp_path / f"images/{name}.png", shown)
+            save(tmp_path / f"masks/{name}.png", scene(i)[0])
+    assert run(tmp_path) == 0
     assert not lines_with(capsys.readouterr().out, "--group")
 
 
