@@ -73,9 +73,10 @@ def choose_splits(
     divided = (None, "train") if shares else (None,)
     pool = [part for part in read if part.pair.split in divided]
     fold = _fold(rule, earlier)
-    if (rule.group and not pool) or (fold and "val" not in shares):
-        flag = f"--fold {fold}" if fold else f"--group {rule.group}"
-        raise ValueError(f"{flag}: folders or lists train and val are the splits")
+    if fold and "val" not in shares:
+        raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
+    if rule.group and not pool:
+        raise ValueError(f"--group {rule.group}: the folders or lists train and val are the splits")
     names, labels, small = [], {}, []
     for part in pool:
         names.append(part.pair.name)
