@@ -14,9 +14,11 @@ from mmseg_ext.commands import command, command_parser
 if TYPE_CHECKING:
     from mmseg_ext.own_dataset.annotations.reader import Reader
     from mmseg_ext.own_dataset.project import Project
+    from mmseg_ext.own_dataset.splits import SplitRule
     from mmseg_ext.own_dataset.starting_weights import Start
 
 _LINES_SHOWN, _MASKS_SHOWN, _NOTES_SHOWN = 5, 3, 5
+_FOLD = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5
 _QUOTES = re.compile(r'["\\\n]')  # as in my"project
 
 
@@ -47,10 +49,15 @@ scenes; non-commercial use only, which then also holds for your model).
     parser.add_argument("--background-without-annotation", action="store_true", help=missing)
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
     parser.add_argument("--ignore", nargs="+", default=[], help="values, #rrggbb or names")
-    parser.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
+    val = parser.add_mutually_exclusive_group()
+    val.add_argument("--val", type=float, default=0.2, metavar="SHARE", help="default: 0.2")
+    fold = "part and number of parts, as 2/5: this part of the images is val"
+    val.add_argument("--fold", default="", metavar="N/K", help=fold)
     parser.add_argument("--test", type=float, default=0, metavar="SHARE", help="default: 0")
     group = "in names: what * stands for stays in one split, as in 'scene*_'"
     parser.add_argument("--group", default="", metavar="PATTERN", help=group)
+    lists = "train=FILE val=FILE: names of images, one per line"
+    parser.add_argument("--split", nargs="+", default=[], metavar="SPLIT=FILE", help=lists)
     rgb = "bands, numbered from 1, that pictures show as red, green and blue"
     parser.add_argument("--rgb", nargs=3, type=int, metavar="N", help=rgb)
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
@@ -64,11 +71,11 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.own_dataset.starting_weights import starting_weights
 
     _check_flags(args)
+    rule = _split_rule(args)
     start = starting_weights(args.start)
     reader = _find_annotations(args)
     reader.missing_is_background = args.background_without_annotation
-    shares = args.val, args.test, args.group
-    made = make_project(args.project, args.images, reader, args.classes, args.ignore, *shares)
+    made = make_project(args.project, args.images, reader, rule, args.classes, args.ignore)
     _print_project(made, args.project)
     _print_notes(made, args.project)
     _print_values(made)
@@ -91,6 +98,23 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ValueError(f"--val {args.val}: must be between 0 and 1")
     if not 0 <= args.test < 1 - args.val:
         raise ValueError(f"--test {args.test}: must be at least 0 and below {1 - args.val}")
+
+
+def _split_rule(args: argparse.Namespace) -> "SplitRule":
+    from mmseg_ext.datasets.checked_dataset import SPLITS
+    from mmseg_ext.own_dataset.splits import SplitRule
+
+    if args.fold:
+        found = _FOLD.fullmatch(args.fold)
+        if not found or not 1 <= int(found[1]) <= int(found[2]) or int(found[2]) < 2:
+            raise ValueError(f"--fold {args.fold}: write the part and the number of parts, as 2/5")
+    lists = {}
+    for text in args.split:
+        split, _, file = text.partition("=")
+        if split not in SPLITS or not file or split in lists:
+            raise ValueError(f"--split {text}: write {'=FILE, '.join(SPLITS)}=FILE, each once")
+        lists[split] = Path(file)
+    return SplitRule(args.val, args.test, args.group, args.fold, lists)
 
 
 def _find_annotations(args: argparse.Namespace) -> "Reader":

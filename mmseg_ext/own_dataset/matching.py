@@ -22,7 +22,7 @@ _MASK = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groun
 _MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
-_SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
+SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
 _BETWEEN_WORDS = re.compile(r"[\W_]+")  # the _ in instances_val
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
 _KIND = "(?:_(?:dir|png|prepped))?(?:_(?:train|val|test))?"  # masks_png, labels_train
@@ -31,7 +31,9 @@ _MASK_NAME = re.compile(
 )  # a_mask, trainannot, labels_png
 _MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)  # mask_1
 _MASK_WORD = re.compile(_MASK, re.I)  # labelIds
-_CLASS_WORD = re.compile("class|cls|category", re.I)  # Class, in a_Class1
+_NUMBERED_MASK = re.compile(rf"(?!l\d)(?:{_MASK})\d+", re.I)  # mask1, which numbers objects
+_CLASS_WORD = re.compile("class|cls|category", re.I)  # Class, in a_Class_1
+_NAME_PART = re.compile(r"[^\W_]+")  # red and leaf2 in red_leaf2
 _WORD = re.compile(r"\d+|[^\W\d_]+")  # scene, 4 and left in scene4_left
 _ZEROS = re.compile(r"(?<!\d)0+(?=\d)")  # the first two digits of 001
 
@@ -89,7 +91,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
 def split_in(name: str) -> str | None:
     """Return the split that is a word of a name, or None."""
     for word in _BETWEEN_WORDS.split(name):
-        if found := _SPLIT_WORD.fullmatch(word):
+        if found := SPLIT_WORD.fullmatch(word):
             return found[1].lower()
     return None
 
@@ -181,33 +183,57 @@ def _add_fitting(
 
 
 class _Division(NamedTuple):
-    """A mask's path, divided into the image's and the words of a class."""
+    """A mask's path, divided into the image's and the parts of a class."""
 
     image: str  # such as "scene/plant 1"
-    folder: list[str]  # words of a folder that is not the image's
-    rest: list[str]  # other words of the name
+    folder: list[str]  # parts of a folder that is not the image's
+    rest: list[str]  # other parts of the name
 
 
 def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str, list[int]]]:
     """Return the indices of each image's masks by class; an empty list if masks have no classes.
 
     The class of a mask is in its path, but not in its image's: words at the end or beginning of
-    the name, or a folder. Numbers in the name count masks of a class, except in `class1`. Masks
-    have classes if one recurs for most images and another for a tenth; then each that a hundredth
-    has is a class.
+    the name, or a folder. Separate numbers can count masks of a class, as in `leaf_2`; digits of a
+    word cannot, as in `grade3`. Masks have classes if one recurs for most images and another for a
+    tenth; then each that a hundredth has is a class.
     """
     index = _index_of_words(images, masks)
-    found: list[dict[str, list[int]]] = [defaultdict(list) for _ in images]
+    found: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in images]
     for number, key in enumerate(masks):
         divided = [part for part in _divide(key) if part.image in index]
         if divided:
             shortest = min(divided, key=lambda part: len(part.folder) + len(part.rest))
             found[index[shortest.image]][_class_of(shortest)].append(number)
-    names = _recurring_classes(found)
+    joined = _join_counted(found)
+    names = _recurring_classes(joined)
     classes = []
-    for masks_of in found if names else ():
+    for masks_of in joined if names else ():
         classes.append({name: masks_of[name] for name in names if name in masks_of})
     return classes
+
+
+def _join_counted(
+    found: Sequence[Mapping[tuple[str, str], list[int]]],
+) -> list[dict[str, list[int]]]:
+    """Return the masks of each image by class, from its masks by words and separate numbers.
+
+    Numbers count masks if images have different ones after the same words.
+    """
+    numbers: dict[str, set[frozenset[str]]] = defaultdict(set)  # of the images, after the words
+    for masks_of in found:
+        own: dict[str, set[str]] = defaultdict(set)
+        for words, number in masks_of:
+            own[words].add(number)
+        for words, of_image in own.items():
+            numbers[words].add(frozenset(of_image))
+    joined: list[dict[str, list[int]]] = [defaultdict(list) for _ in found]
+    for by_class, masks_of in zip(joined, found, strict=True):
+        for (words, number), masks in masks_of.items():
+            (of_image, *others) = numbers[words]
+            is_counted = others or len(of_image) == 1 or not words
+            by_class[words if is_counted or not number else f"{words}_{number}"] += masks
+    return joined
 
 
 def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:
@@ -245,37 +271,43 @@ def _index_of_words(images: Sequence[Key], masks: Sequence[Key]) -> dict[str, in
 
 def _divide(key: Key) -> Iterator[_Division]:
     """Yield how to divide a mask's path: any folder, or none, and the name at any place."""
-    *folders, name = map(_WORD.findall, key.path.parts)
-    names = [name]
-    if _without_mask(name) != name:
-        names.append(_without_mask(name))
+    *folders, name = key.path.parts
     first = 0 if key.split is None else 1  # the folder of a split is no class
     for place in (None, *range(first, len(folders))):
-        folder = [] if place is None else _without_mask(folders[place])
+        folder = [] if place is None else _NAME_PART.findall(_without_mask(folders[place]))
         kept = ""
-        for i, words in enumerate(folders):
+        for i, other in enumerate(folders):
             if i != place:
-                kept += " ".join(words) + "/"
-        for words in names:
-            for n in range(len(words) + 1):
-                start, end = words[:n], words[n:]
-                yield _Division((kept + " ".join(start)).strip("/"), folder, end)
-                yield _Division((kept + " ".join(end)).strip("/"), folder, start)
+                kept += " ".join(_WORD.findall(other)) + "/"
+        for text in dict.fromkeys([name, _without_mask(name)]):
+            for n in (*(word.start() for word in _WORD.finditer(text)), len(text)):
+                for own, rest in ((text[:n], text[n:]), (text[n:], text[:n])):
+                    image = kept + " ".join(_WORD.findall(own))
+                    yield _Division(image.strip("/"), folder, _NAME_PART.findall(rest))
 
 
-def _class_of(division: _Division) -> str:
-    """Return the class of a mask; nothing if only words for masks are left."""
-    words = list(division.folder)
-    for before, word in pairwise(["", *division.rest]):
-        if not word.isdigit() or _CLASS_WORD.fullmatch(before):
-            words.append(word)
-    if all(map(_MASK_WORD.fullmatch, words)):
-        return ""
-    return "_".join(words)
+def _class_of(division: _Division) -> tuple[str, str]:
+    """Return the words of a mask's class, and separate numbers after them.
+
+    There are no words if only those for masks are left.
+    """
+    words, numbers = list(division.folder), []
+    for before, part in pairwise(["", *division.rest]):
+        if part.isdigit() and not _CLASS_WORD.fullmatch(before):
+            numbers.append(part)
+        else:
+            words.append(part)
+    if all(_MASK_WORD.fullmatch(word) or _NUMBERED_MASK.fullmatch(word) for word in words):
+        words = []
+    return "_".join(words), "_".join(numbers)
 
 
-def _without_mask(words: list[str]) -> list[str]:
-    return words[:-1] if len(words) > 1 and _MASK_WORD.fullmatch(words[-1]) else words
+def _without_mask(name: str) -> str:
+    """Return a name without a word for masks at its end, if it has other words."""
+    parts = list(_NAME_PART.finditer(name))
+    if len(parts) > 1 and _MASK_WORD.fullmatch(parts[-1][0]):
+        return name[: parts[-1].start()]
+    return name
 
 
 def _join_words(path: PurePath) -> str:

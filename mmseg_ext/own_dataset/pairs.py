@@ -47,7 +47,8 @@ class Pair:
     image: Path
     annotation: Annotation
     name: str  # of its files in the project
-    split: str | None  # that a folder or a file of annotations names
+    split: str | None  # that a folder, a file of annotations or a list names
+    list_file: Path | None = None  # the list that names the image
 
 
 def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:

@@ -34,7 +34,8 @@ from mmseg_ext.own_dataset.conversion import (
     write_pair,
 )
 from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
-from mmseg_ext.own_dataset.splits import choose_splits, write_splits
+from mmseg_ext.own_dataset.split_lists import apply_lists
+from mmseg_ext.own_dataset.splits import SplitRule, choose_splits, earlier_splits, write_splits
 from mmseg_ext.terminal import progress
 
 _CLASSES_FILE = "classes.json"
@@ -76,17 +77,15 @@ def make_project(
     folder: Path,
     images: Path,
     reader: Reader,
+    rule: SplitRule,
     classes: Sequence[str] | None = None,
     ignored: Sequence[str] = (),
-    val_share: float = 0.2,
-    test_share: float = 0,
-    group: str = "",
 ) -> Project:
     """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `ignored` has values, colors (#rrggbb) or names. Photos whose names share what * in
-    `group` stands for are in one split, and so are copies of a photo.
+    splits. `ignored` has values, colors (#rrggbb) or names. The rule is for images whose split is
+    in no folder.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
@@ -94,14 +93,17 @@ def make_project(
     data = folder / "data"
     sources = find_sources(images, reader, data)
     pairs, left_out = pair_sources(sources, reader)
+    earlier = earlier_splits(pairs, data)
+    pairs, unlisted, list_notes = apply_lists(pairs, rule.lists, images, earlier)
+    left_out += unlisted
     with _folder_for_maps(data) as maps:
         read, problems = _read_pairs(pairs, reader, maps)
         legend = _describe(reader, read, problems)
         found = _choose_classes(data, legend, reader, classes, ignored)
         usable = _convert(read, legend, found, problems)
         left_out += filter(None, map(problems.get, sources.images))  # in order
-        shares = _missing_shares(pairs, val_share, test_share)
-        splits = choose_splits([part.read for part in usable], legend, shares, group, data)
+        shares = _missing_shares(pairs, rule)
+        splits = choose_splits([part.read for part in usable], legend, shares, rule, earlier)
         summaries = _summarize(usable, splits.of_pairs, found.names, data)
         _require_pairs(summaries, left_out)
         write_splits(splits, data)  # before any file, so a run that is killed keeps them
@@ -115,7 +117,7 @@ def make_project(
         left_out=left_out,
         example=(pairs[0].image, *pairs[0].annotation.paths),
         earlier=_only_earlier(usable, splits.of_pairs, data),
-        notes=found.notes + splits.notes + dead_links,
+        notes=found.notes + list_notes + splits.notes + dead_links,
     )
 
 
@@ -212,11 +214,11 @@ def _convert(
     return usable
 
 
-def _missing_shares(pairs: Sequence[Pair], val_share: float, test_share: float) -> dict[str, float]:
+def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:
     """Return the shares of the splits that are to be chosen, because no folder names them."""
     given = {pair.split for pair in pairs}
     shares = {}
-    for split, share in (("test", test_share), ("val", val_share)):
+    for split, share in (("test", rule.test_share), ("val", rule.val_share)):
         if share and split not in given:
             shares[split] = share
     return shares

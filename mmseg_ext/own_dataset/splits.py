@@ -1,31 +1,48 @@
-"""Choose training, validation and test set.
+"""Choose training, validation and test set, or one of several folds.
 
 Images that stay together, such as copies of a photo, are a unit. Units are ordered by the hashes of
 their names, so more images change no earlier choice. Units with a label that a split
 lacks come first. `splits.json` keeps the choice for further runs.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import re
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
+from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations.reader import Legend
 from mmseg_ext.own_dataset.conversion import ReadPair, label_file
 from mmseg_ext.own_dataset.copies import find_copies
+from mmseg_ext.own_dataset.pairs import Pair
 
 _SPLITS_FILE = "splits.json"
+_FOLD = "/fold"  # in this file; no image has this name
+_COUNTED = re.compile(r"(.+?)([ _.(-]+)\d{1,2}\)?")  # foot_1, foot (12)
 
 Link = tuple[int, Sequence[int]]  # the number of an image, and those of others that stay with it
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """What a user says about the splits."""
+
+    val_share: float = 0.2
+    test_share: float = 0
+    group: str = ""  # a pattern; see `find_groups`
+    fold: str = ""  # 2/5: the second of five parts is the validation set
+    lists: Mapping[str, Path] = field(default_factory=dict)  # files with the names of a split
 
 
 @dataclass
@@ -33,41 +50,72 @@ class Splits:
     """The splits of the pairs of a project."""
 
     of_pairs: list[str]
-    by_name: dict[str, str]  # the chosen ones, also of earlier runs; not those that folders name
+    by_name: dict[str, str]  # those that no folder names, also of earlier runs, and the fold
     notes: list[str]
 
 
 def choose_splits(
-    read: Sequence[ReadPair], legend: Legend, shares: Mapping[str, float], group: str, data: Path
+    read: Sequence[ReadPair],
+    legend: Legend,
+    shares: dict[str, float],
+    rule: SplitRule,
+    earlier: Mapping[str, str],
 ) -> Splits:
-    """Choose the splits that no folder names; the choices in `splits.json` stay.
+    """Choose the splits that no folder and no list names; the `earlier` choices stay.
 
-    `shares` are of splits without a folder. If there are any, the folder of train is divided.
+    `shares` are of splits without a folder or a list. If there are any, the train that these name
+    is divided.
 
     Raises:
-        ValueError: if there is no split to choose, but a pattern `group`; see `find_groups`.
+        ValueError: if there is no split to choose, but a pattern or a fold, or if an earlier run
+            had another fold; see also `find_groups`.
     """
     divided = (None, "train") if shares else (None,)
     pool = [part for part in read if part.pair.split in divided]
-    if group and not pool:
-        raise ValueError(f"--group {group}: the folders train and val are the splits")
+    fold = _fold(rule, earlier)
+    if fold and "val" not in shares:
+        raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
+    if rule.group and not pool:
+        raise ValueError(f"--group {rule.group}: the folders or lists train and val are the splits")
     names, labels, small = [], {}, []
     for part in pool:
         names.append(part.pair.name)
         labels[part.pair.name] = set(map(legend.texts.__getitem__, part.annotation.values))
         small.append(part.photo.small)
+    if fold:
+        shares["val"] = 1 / int(fold.partition("/")[2])
     copies = list(find_copies(small))
     links, most = list(copies), (1 - sum(shares.values())) * len(pool)
-    if group:
-        links += find_groups(names, group)
+    if rule.group:
+        links += find_groups(names, rule.group)
         most = len(pool)
-    fixed = _earlier_splits(names, data)
-    chosen = choose(names, labels, shares, fixed, _groups(names, links, most))
-    of_pairs = []
+    groups = _groups(names, links, most)
+    if fold:
+        chosen = choose_fold(names, labels, shares.get("test", 0), earlier, groups, fold)
+    else:
+        chosen = choose(names, labels, shares, earlier, groups)
+    of_pairs: list[Any] = []
+    by_name = {**earlier, **chosen}
     for part in read:
-        is_chosen = part.pair.split in divided
-        of_pairs.append(chosen[part.pair.name] if is_chosen else part.pair.split)
-    return Splits(of_pairs, fixed | chosen, _notes_on_copies(pool, copies, chosen))
+        pair = part.pair
+        of_pairs.append(chosen[pair.name] if pair.split in divided else pair.split)
+        if pair.list_file:
+            by_name[pair.name] = of_pairs[-1]
+    if fold:
+        by_name[_FOLD] = fold
+    notes = _notes_on_copies(pool, copies, chosen)
+    if not rule.group:
+        notes += _note_on_names(names, connect(len(names), copies))
+    return Splits(of_pairs, by_name, notes)
+
+
+def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
+    """Return the fold of the rule or of an earlier run, which must be the same."""
+    before = earlier.get(_FOLD, "")
+    if earlier and rule.fold not in ("", before):
+        has = f"the fold {before}" if before else "no folds"
+        raise ValueError(f"--fold {rule.fold}: the project has {has}; make one for each fold")
+    return rule.fold or before
 
 
 def write_splits(splits: Splits, data: Path) -> None:
@@ -87,16 +135,16 @@ def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[st
     return groups
 
 
-def _earlier_splits(names: Sequence[str], data: Path) -> dict[str, str]:
-    """Return the splits that earlier runs chose."""
+def earlier_splits(pairs: Sequence[Pair], data: Path) -> dict[str, str]:
+    """Return the splits that earlier runs chose, and their fold."""
     file = data / _SPLITS_FILE
     if file.is_file():
         return json.loads(file.read_text())
     found = {}
-    for name in names:  # a version without the file wrote label maps, too
+    for pair in pairs:  # a version without the file wrote label maps, too
         for split in reversed(SPLITS):  # the first one counts
-            if label_file(data, split, name).is_file():
-                found[name] = split
+            if label_file(data, split, pair.name).is_file():
+                found[pair.name] = split
     return found
 
 
@@ -117,6 +165,33 @@ def _notes_on_copies(
         f"{count} of {len(pool)} images are copies of another one or nearly so, also flipped or "
         f"turned, such as {pool[other].pair.image} of {pool[first].pair.image}; copies are kept in "
         "one split"
+    ]
+
+
+def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
+    """Return a note if names recur with numbers, as x, x_1 and x_2, that are not all copies."""
+    found = list(map(_COUNTED.fullmatch, names))
+    stems = {fit[1] for fit in found if fit}
+    recurring: dict[str, list[int]] = defaultdict(list)
+    for i, (name, fit) in enumerate(zip(names, found, strict=True)):
+        recurring[fit[1] if fit and name not in stems else name].append(i)
+    several = [numbers for numbers in recurring.values() if len(numbers) > 1]
+    separate = [numbers for numbers in several if len(set(copies[numbers])) > 1]
+    if len(separate) < 2:
+        return []
+    longest = found[max(separate[0], key=lambda i: len(names[i]))]
+    assert longest  # the others are the stem
+    before, separator, _ = longest[1].rpartition(longest[2])
+    pattern = f"{before}{separator}*{longest[2]}"  # IMG_*_ of IMG_0012_1
+    groups = []
+    with contextlib.suppress(ValueError):  # all names are in one group
+        groups += [sorted(numbers) for _, numbers in find_groups(names, pattern)]
+    if not all(numbers in groups for numbers in separate):
+        return []
+    examples = join_names([names[i] for i in separate[0]], 3)
+    return [
+        f"{len(several)} names recur with a number, such as {examples}; if these show the same "
+        f"thing, keep them in one split with --group {shlex.quote(pattern)}"
     ]
 
 
@@ -156,6 +231,53 @@ def choose(
         for unit in picked:
             chosen.update(dict.fromkeys(unit.names, split))
     return dict.fromkeys(names, "train") | chosen
+
+
+def choose_fold(
+    names: Sequence[str],
+    labels: Mapping[str, set[str]],
+    test_share: float,
+    fixed: Mapping[str, str],
+    groups: Mapping[str, str],
+    fold: str,
+) -> dict[str, str]:
+    """Return the split of each name, as `choose`, with val as the part `fold` (2/5) of all parts.
+
+    The parts divide all names that are not in test. They depend on the names only, so the folds of
+    several projects are parts of one division.
+
+    Raises:
+        ValueError: if there are fewer names or groups than parts.
+    """
+    number, count = map(int, fold.split("/"))
+    test = {"test": test_share} if test_share else {}
+    chosen = choose(names, labels, test, fixed, groups)
+    units = _make_units([name for name in names if chosen[name] != "test"], labels, groups)
+    if len(units) < count:
+        raise ValueError(f"--fold {fold}: there are only {len(units)} images or groups to divide")
+    own = _divide(units, count)[number - 1]
+    return chosen | dict.fromkeys(own, "val") | _keep(names, fixed, groups)
+
+
+def _divide(units: Sequence[_Unit], count: int) -> list[list[str]]:
+    """Return the names of each of `count` parts, which are as equal as units allow.
+
+    Rare labels come first, and their large units before small ones. A unit gets into the part with
+    the fewest names of its rarest label, and of these into the smallest part.
+    """
+    frequency = Counter(itertools.chain.from_iterable(unit.labels for unit in units))
+
+    def rarity(unit: _Unit) -> tuple[int, str]:
+        return min(((frequency[label], label) for label in unit.labels), default=(0, ""))
+
+    parts: list[list[str]] = [[] for _ in range(count)]
+    labels: list[Counter[str]] = [Counter() for _ in range(count)]  # names with each label
+    for unit in sorted(units, key=lambda unit: (rarity(unit), -len(unit.names))):
+        rarest = rarity(unit)[1]
+        i = min(range(count), key=lambda i: (labels[i][rarest], len(parts[i])))
+        parts[i] += unit.names
+        labels[i].update(dict.fromkeys(unit.labels, len(unit.names)))
+    return parts
 
 
 def _keep(
@@ -242,6 +364,9 @@ def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
     for i, name in enumerate(names):
         if fit := expression.search(name):
             parts[fit[1]].append(i)
+    for i, name in enumerate(names):  # scene4 without the _ that follows in scene4_1
+        if name.startswith(start) and name.removeprefix(start) in parts:
+            parts[name.removeprefix(start)].append(i)
     if not parts:
         raise ValueError(f"--group {pattern}: fits no name, such as {names[0]!r}")
     for part, numbers in parts.items():

@@ -175,7 +175,39 @@ def test_numbered_classes(tmp_path):
         save(tmp_path / f"y/{name}.png", np.zeros((3, 4), np.uint8))
     pairs, left_out = find_pairs(tmp_path / "x", Masks.find(tmp_path / "y"), tmp_path)
     assert not left_out
-    assert classes(pairs[1]) == [(f"class_{i}", tmp_path / f"y/b_class{i}.png") for i in (1, 2)]
+    assert classes(pairs[1]) == [(f"class{i}", tmp_path / f"y/b_class{i}.png") for i in (1, 2)]
+
+
+NUMBERED = {  # the endings of the masks of each image, and the class of each
+    "attached": ([["grade3", "grade4", "grade5"]] * 3, str),
+    "of a letter": ([["L1", "L2"]] * 3, str),
+    "of a letter, some absent": ([["L1", "L2", "L3"], ["L1", "L2"], ["L2", "L3"]], str),
+    "separate, equal": ([["grade_3", "grade_4"]] * 3, str),
+    "separate, different": ([["leaf_3", "leaf_5"], ["leaf_4", "leaf_5"]], lambda _: "leaf"),
+    "counted": (
+        [["leaf_1", "leaf_2"], ["leaf_1"], ["leaf_1", "leaf_2", "leaf_3"]],
+        lambda _: "leaf",
+    ),
+    "second": ([["leaf", "leaf_2"], ["leaf"], ["leaf", "leaf_2", "leaf_3"]], lambda _: "leaf"),
+    "through": ([["leaf_1", "leaf_2"], ["leaf_3"], ["leaf_4", "leaf_5"]], lambda _: "leaf"),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERED)
+def test_numbers_of_classes_and_of_masks(case, tmp_path):
+    """Digits of a word are its own; separate ones count if they differ between images."""
+    endings, class_of = NUMBERED[case]
+    mask = np.zeros((3, 4), np.uint8)
+    for i, own in enumerate(endings):
+        write(tmp_path, [f"x/img_{i}.jpg"])
+        for ending in [*own, "stem"]:
+            save(tmp_path / f"y/img_{i}_{ending}.png", mask)
+    pairs, left_out = find_pairs(tmp_path / "x", Masks.find(tmp_path / "y"), tmp_path)
+    assert not left_out
+    for pair, own in zip(pairs, endings, strict=True):
+        expected = {f"{pair.image.stem}_{name}.png": class_of(name) for name in own}
+        expected[f"{pair.image.stem}_stem.png"] = "stem"
+        assert {path.name: name for name, path in classes(pair)} == expected
 
 
 def test_masks_of_several_classes_are_not_of_one(tmp_path):

@@ -487,6 +487,21 @@ def test_masks_of_a_class_each(tmp_path, capsys):
     assert Config.fromfile(tmp_path / "project/config.py").classes == ["background", *masks]
 
 
+def test_counted_masks_of_a_class_are_a_note(tmp_path, capsys):
+    """Digits of a word make another class; separate numbers that differ count."""
+    save_images(tmp_path / "images", 4)
+    mask = np.zeros(SIZE[::-1], bool)
+    mask[4:9] = True
+    for i in range(4):
+        for name in ["grade3", "grade4", *(f"leaf_{k}" for k in range(1, 2 + i % 3))]:
+            save(tmp_path / f"masks/{i:02d}_{name}.png", np.roll(mask, len(name), 0))
+    assert run(tmp_path) == 0
+    (note,) = lines_with(capsys.readouterr().out, "01_leaf_1.png")
+    check_message(note, "01_leaf_2.png are leaf", where="note: ", todo="leaf1 and leaf2")
+    expected = ["background", "grade3", "grade4", "leaf"]
+    assert Config.fromfile(tmp_path / "project/config.py").classes == expected
+
+
 @pytest.mark.parametrize("kind", ["numbers", "colors", "files"])
 def test_masks_of_objects(kind, tmp_path, capsys):
     """The labels are those of `NucleiDataset`; numbers without --objects are an error."""
@@ -690,6 +705,158 @@ def test_copies_and_groups_stay_together(tmp_path, capsys):
     assert note in capsys.readouterr().out
     assert check(tmp_path) == 0
     assert note in capsys.readouterr().out
+
+
+def splits_of(folder: Path) -> dict[str, set[str]]:
+    """Return the names of each split of a project."""
+    found: dict[str, set[str]] = {"train": set(), "val": set()}
+    for name in label_maps(folder):
+        found.setdefault(Path(name).parts[0], set()).add(Path(name).name)
+    return found
+
+
+def test_folds_of_several_projects(tmp_path, capsys):
+    """Their validation sets divide the photos; copies and classes are as without folds."""
+    for i in range(9):
+        photo = random_image(np.random.RandomState(i), SIZE)
+        for name, step in (("", 1), ("_2", -1)):
+            save(tmp_path / f"images/{i:04d}{name}.png", photo[:, ::step])
+            save(tmp_path / f"masks/{i:04d}{name}.png", scene(i)[0][:, ::step])
+    parts = []
+    for number in (1, 2, 3):
+        assert run(tmp_path, "--fold", f"{number}/3") == 0
+        splits = splits_of(tmp_path)
+        parts.append(splits["val"])
+        assert splits["train"].isdisjoint(splits["val"]) and len(splits["val"]) == 6
+        assert {name[:4] for name in splits["val"]}.isdisjoint(n[:4] for n in splits["train"])
+        before = label_maps(tmp_path)
+        assert run(tmp_path) == 0 and label_maps(tmp_path).keys() == before.keys()
+        capsys.readouterr()
+        other = f"{number % 3 + 1}/3"
+        assert run(tmp_path, "--fold", other) == 1
+        check_message(
+            capsys.readouterr().err.strip(), f"{number}/3", where=f"mmseg_ext: --fold {other}: "
+        )
+        shutil.rmtree(tmp_path / "project")
+    assert len(set().union(*parts)) == sum(map(len, parts)) == 18
+    for bad in ("0/3", "4/3", "1/1", "x", "19/19"):
+        assert run(tmp_path, "--fold", bad) == 1
+        check_message(capsys.readouterr().err.strip(), where=f"mmseg_ext: --fold {bad}: ")
+
+
+LISTS = {  # lines for the photos a/00, a/01 and so on
+    "names": "00\n01\n03\n05\n",
+    "files": "00.jpg\r\n01.jpg\r\n03.jpg\r\n05.jpg",
+    "folders": "a/00.jpg\n./images/a/01.jpg\n/x/y/a/03\na\\05.jpg",
+    "two columns": "\ufeff00.jpg 00.png\n01.jpg 01.png\n\n03.jpg 03.png\n05 1\n",
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_splits_from_lists(case, tmp_path, capsys):
+    """A list of val leaves the others for train; with one of train, others are left out."""
+    save_images(tmp_path / "images/a", 8)
+    for i in range(8):
+        save(tmp_path / f"masks/a/{i:02d}.png", scene(i)[0])
+    (tmp_path / "own list.txt").write_text(LISTS[case], encoding="utf-8")
+    (tmp_path / "train.txt").write_text("02\n04\nmissing\n")
+    own = f"val={tmp_path / 'own list.txt'}"
+    names = {"00", "01", "03", "05"}
+    assert run(tmp_path, "--split", own) == 0
+    assert splits_of(tmp_path) == {"val": names, "train": {"02", "04", "06", "07"}}
+    before = label_maps(tmp_path).keys()
+    assert run(tmp_path) == 0 and label_maps(tmp_path).keys() == before
+    shutil.rmtree(tmp_path / "project")
+    capsys.readouterr()
+    assert run(tmp_path, "--split", own, f"train={tmp_path / 'train.txt'}") == 0
+    assert splits_of(tmp_path) == {"val": names, "train": {"02", "04"}}
+    out = capsys.readouterr().out
+    assert len(lines_with(out, "left out", "06.jpg")) == 1
+    (note,) = lines_with(out, "missing")
+    check_message(note, 1, where=f"note: {tmp_path / 'train.txt'}: ")
+
+
+def test_lists_of_voc(tmp_path, capsys):
+    """They are found; lists that fit no photo, and the choice of an earlier run, change nothing."""
+    save_images(tmp_path / "images", 6)
+    for i in range(6):
+        save(tmp_path / f"masks/{i:02d}.png", scene(i)[0])
+    lists = tmp_path / "ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    for name, numbers in (("train", "0235"), ("val", "14"), ("trainval", "012345")):
+        (lists / f"{name}.txt").write_text("".join(f"0{i}\n" for i in numbers))
+    assert run(tmp_path) == 0
+    assert splits_of(tmp_path)["val"] == {"01", "04"}
+    assert str(lists / "val.txt") in capsys.readouterr().out
+    (lists / "val.txt").write_text("00\n")
+    (lists / "train.txt").write_text("01\n02\n03\n04\n05\n")
+    assert run(tmp_path) == 0
+    assert splits_of(tmp_path)["val"] == {"01", "04"}
+    assert "01" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "project")
+    (lists / "val.txt").write_text("a\n")
+    assert run(tmp_path) == 0
+    assert splits_of(tmp_path)["val"] and str(lists / "val.txt") in capsys.readouterr().out
+
+
+def test_bad_lists_are_one_line(tmp_path, capsys):
+    write_sources(tmp_path, 4)
+    (tmp_path / "a.txt").write_text("00\n")
+    (tmp_path / "b.txt").write_text("00\n01\n")
+    (tmp_path / "c.txt").write_text("x\ny\n")
+    cases = {
+        "val": "write",
+        "dev=a.txt": "write",
+        f"val={tmp_path / 'none.txt'}": "none.txt",
+        f"val={tmp_path / 'c.txt'}": "name per line",
+        f"val={tmp_path / 'a.txt'} train={tmp_path / 'b.txt'}": "drop",
+    }
+    for flags, text in cases.items():
+        assert run(tmp_path, "--split", *flags.split()) == 1
+        error = capsys.readouterr().err.strip()
+        assert text in error and "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("name", "counted", "pattern"),
+    [
+        ("foot-1-{}", "foot-1-{}_{}", "--group '*_'"),
+        ("IMG_000{}", "IMG_000{}_{}", "--group 'IMG_*_'"),
+        ("{}", "{} ({})", "--group '* ('"),
+        ("{}-0", "{}-{}", "--group '*-'"),
+    ],
+)
+def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys):
+    """Such as x, x_1 and x_2, if they are not all copies; the flag that it names works."""
+    plants = {}
+    for i in range(12):
+        own = counted.format(i // 3, i % 3) if i % 3 else name.format(i // 3)
+        plants[own] = i // 3
+        save(tmp_path / f"images/{own}.png", random_image(np.random.RandomState(i), SIZE))
+        save(tmp_path / f"masks/{own}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    (note,) = lines_with(capsys.readouterr().out, "--group")
+    check_message(note, 4, counted.format(0, 1), todo=pattern)
+    shutil.rmtree(tmp_path / "project")
+    assert run(tmp_path, *shlex.split(pattern)) == 0
+    splits = splits_of(tmp_path)
+    assert {plants[own] for own in splits["val"]}.isdisjoint(map(plants.get, splits["train"]))
+    assert not lines_with(capsys.readouterr().out, "--group")
+
+
+def test_names_that_count_all_photos_bring_no_note(tmp_path, capsys):
+    """One series, years, and copies, which stay together without a flag."""
+    for i in range(6):
+        photo = random_image(np.random.RandomState(i), SIZE)
+        names = [f"plant_{i}", f"20{i:02d}_{i:06d}", f"20{i:02d}_{i + 1:06d}", f"c{i}", f"c{i}_2"]
+        for k, name in enumerate(names):
+            shown = (
+                photo if name[0] == "c" else random_image(np.random.RandomState(9 * i + k), SIZE)
+            )
+            save(tmp_path / f"images/{name}.png", shown)
+            save(tmp_path / f"masks/{name}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    assert not lines_with(capsys.readouterr().out, "--group")
 
 
 def test_projects_without_a_list_of_splits_keep_them(tmp_path):

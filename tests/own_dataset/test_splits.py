@@ -1,6 +1,7 @@
 """Choosing the splits, and finding copies of a photo."""
 
 from collections import Counter
+from itertools import pairwise
 
 import cv2
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmseg_ext.own_dataset.copies import find_copies, small_version
-from mmseg_ext.own_dataset.splits import choose, connect, find_groups
+from mmseg_ext.own_dataset.splits import choose, choose_fold, connect, find_groups
+from tests.messages import raises_message
 
 SHARES = st.sampled_from([{"val": 0.2}, {"val": 0.5}, {"test": 0.1, "val": 0.3}])
 
@@ -66,11 +68,65 @@ def test_groups_stay_together(groups, shares):
     assert more["new"] == found["0"]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.data())
+def test_folds_divide_the_names(count, data):
+    """Into parts of nearly equal size with each label in all parts, if names are no groups."""
+    labels = data.draw(st.lists(st.sampled_from("aab"), min_size=count, max_size=40))
+    names = [str(i) for i in range(len(labels))]
+    of = {name: {label} for name, label in zip(names, labels, strict=True)}
+    parts = []
+    for number in range(1, count + 1):
+        chosen = choose_fold(names[:: (-1) ** number], of, 0, {}, {}, f"{number}/{count}")
+        parts.append({name for name in names if chosen[name] == "val"})
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    sizes = list(map(len, parts))
+    assert max(sizes) - min(sizes) <= 1
+    for label in set(labels):
+        own = [sum(label in of[name] for name in part) for part in parts]
+        assert max(own) - min(own) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.data())
+def test_folds_keep_groups_and_earlier_choices(count, data):
+    """Also a test set and new names are the same in the projects of all folds."""
+    groups = data.draw(st.lists(st.integers(0, 12), min_size=24, max_size=40))
+    if len(set(groups)) < 2 * count:
+        return
+    of = {str(i): f"group {group}" for i, group in enumerate(groups)}
+    labels = {name: {"a"} for name in of}
+    first = [name for name in of if of[name] != "group 0"]
+    parts, tests = [], []
+    for number in range(1, count + 1):
+        fold = f"{number}/{count}"
+        before = choose_fold(first, labels, 0.1, {}, of, fold)
+        after = choose_fold([*of], labels, 0.1, before, of, fold)
+        assert before.items() <= after.items()
+        parts.append({name for name in of if after[name] == "val"})
+        tests.append({name for name in of if after[name] == "test"})
+        for group in set(of.values()):
+            assert len({after[name] for name in of if of[name] == group}) == 1
+    assert (
+        sorted([*set().union(*parts), *tests[0]]) == sorted(of)
+        and len(set(map(frozenset, tests))) == 1
+    )
+    assert sum(map(len, parts)) + len(tests[0]) == len(of) and all(parts)
+
+
+def test_more_folds_than_groups():
+    names, groups = [*"abcd"], dict.fromkeys("abc", "g")
+    with raises_message(ValueError, "3/3", 2, where="--fold"):
+        choose_fold(names, {name: set() for name in names}, 0, {}, groups, "3/3")
+
+
 def test_parts_of_names():
     names = ["scene1_1_left", "scene1_2_left", "scene10_1", "other"]
     assert [*find_groups(names, "scene*_")] == [(0, [0, 1]), (2, [2])]
     assert [*find_groups(["a/1", "a/2", "b/1"], "*/")] == [(0, [0, 1]), (2, [2])]
     assert connect(4, find_groups(names, "scene*_")).tolist() == [0, 0, 2, 3]
+    names = ["scene1", "scene1_1", "scene2_1", "scene3"]
+    assert [*find_groups(names, "scene*_")] == [(1, [1, 0]), (2, [2])]
     assert connect(5, [(0, [4]), (1, [2]), (2, [4])]).tolist() == [0, 0, 0, 3, 0]
     for pattern, message in (("x", "one \\*"), ("*_*", "one \\*"), ("y*", "fits no name")):
         with pytest.raises(ValueError, match=message):
@@ -97,6 +153,54 @@ def test_copies_are_found_in_any_position():
     group = [3, *range(9, 14)]
     assert copies == {(i, j) for i in group for j in group if i < j}
     assert not list(find_copies([]))
+
+
+def texture(seed: int, width: int = 240, height: int = 180) -> np.ndarray:
+    """Return colors that change slowly, as in a photo."""
+    small = np.random.RandomState(seed).randint(30, 226, (6, 8, 3)).astype(np.uint8)
+    return cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def padded(image: np.ndarray, sides: tuple[int, int, int, int], value: int) -> np.ndarray:
+    """Return an image with flat borders at the top, bottom, left and right."""
+    return cv2.copyMakeBorder(image, *sides, cv2.BORDER_CONSTANT, value=(value,) * 3)
+
+
+@pytest.mark.parametrize("value", [0, 114, 255])
+def test_copies_are_found_inside_of_borders(value):
+    """Photos were flipped or turned before they were padded, made smaller, or saved as JPEG."""
+    photos = [texture(i) for i in range(20)]
+    copies = [photos[0], photos[1][::-1], np.rot90(photos[2]), photos[3][:, ::-1], photos[4]]
+    small = [small_version(photo) for photo in photos]
+    square = [padded(photo, (0, 60, 0, 0), value) for photo in photos]
+    small += [small_version(image) for image in square]
+    below = [padded(copy, (0, 60, 0, 0), value) for copy in copies]
+    below[1] = cv2.resize(below[1], (112, 112), interpolation=cv2.INTER_AREA)
+    below[3] = cv2.imdecode(cv2.imencode(".jpg", below[3], [cv2.IMWRITE_JPEG_QUALITY, 75])[1], 1)
+    below[4] = padded(copies[4], (7, 20, 33, 0), value)
+    small += [small_version(image) for image in below]
+    groups = connect(len(small), find_copies(small)).tolist()
+    assert groups == [*range(20), *range(20), *range(5)]
+
+
+def test_objects_on_a_flat_background_are_no_copies():
+    """Borders end at a straight edge, and what is inside is most of an image."""
+    small = []
+    for i in range(6):
+        disc, line = np.zeros((2, 200, 200, 3), np.uint8)
+        cv2.circle(disc, (60 + 13 * i, 70 + 11 * i), 30 + 6 * i, (200, 180, 160), -1)
+        line[30 * i :][:20] = texture(0, 200, 20)
+        small += [small_version(disc), small_version(line)]
+    assert not list(find_copies(small))
+
+
+def test_frames_with_equal_borders_are_no_copies():
+    """Neighbors in time are similar. A padded copy is, too, but has another border."""
+    frames = [cv2.addWeighted(texture(0), 1 - i / 25, texture(1), i / 25, 0) for i in range(8)]
+    small = [small_version(padded(frame, (6, 6, 0, 0), 128)) for frame in frames]
+    for frame, other in pairwise(small):
+        assert 0.05 < np.linalg.norm(frame[1] - other[1]) < 0.1
+    assert not list(find_copies(small))
 
 
 @pytest.mark.parametrize("missing", [-9999.0, np.nan])

@@ -5,13 +5,13 @@ Where masks overlap, the class with fewer pixels in all masks counts, so the tex
 known after all are read.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
-from mmseg_ext.errors import LabelError
+from mmseg_ext.errors import LabelError, join_names
 from mmseg_ext.own_dataset.annotations.annotation import (
     BACKGROUND,
     Annotation,
@@ -28,6 +28,7 @@ from mmseg_ext.own_dataset.annotations.index_map import (
 from mmseg_ext.own_dataset.annotations.reader import Legend, values_of
 from mmseg_ext.own_dataset.selection import evenly
 
+_MASKS_SHOWN = 3  # of a class in a note
 _MASKS_LOOKED_AT = 8  # annotations, to find out whether masks are of one class each
 
 
@@ -82,7 +83,28 @@ def describe(maps: Sequence[StoredMap]) -> Legend:
         f"{masks} masks of one class each became {len(maps)} label maps; where they overlap, "
         f"the first of these counts: {order}"
     )
-    return Legend(dict(enumerate([BACKGROUND, *names])), texts, notes=[note])
+    notes = [note, *_note_on_joined(maps)]
+    return Legend(dict(enumerate([BACKGROUND, *names])), texts, notes=notes)
+
+
+def _note_on_joined(maps: Sequence[StoredMap]) -> list[str]:
+    """Return a note if several masks of an image are of one class, with the first ones of each."""
+    joined: dict[str, str] = {}
+    for part in maps:
+        files: dict[str, list[str]] = defaultdict(list)
+        for path, name in zip(part.annotation.paths, part.annotation.classes, strict=True):
+            files[name].append(path.name)
+        for name, own in files.items():
+            if len(own) > 1:
+                joined.setdefault(name, f"{join_names(own, _MASKS_SHOWN)} are {name}")
+    if not joined:
+        return []
+    name = next(iter(joined))
+    examples = join_names(list(joined.values()))
+    return [
+        f"several masks of an image became one class: {examples}; if each is a class, write its "
+        f"number without a separator, such as {name}1 and {name}2"
+    ]
 
 
 def _read_masks(annotation: Annotation) -> dict[str, np.ndarray]:
