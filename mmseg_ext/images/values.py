@@ -7,7 +7,8 @@ TIFFs whose compression tifffile lacks. `demo/run_exported.py` uses it without t
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +25,25 @@ _MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretatio
 _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
 # Such as P5 4 3 255: the kind, width, height and white.
-_PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
+_PNM = re.compile(rb"P([2356])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
+
+_LIMIT = threading.Lock()  # while Pillow's limit is off
 
 ValueRange = Sequence[float] | Sequence[Sequence[float]]
+
+
+@contextlib.contextmanager
+def any_size() -> Iterator[None]:
+    """Let Pillow open files of any size in this block, then restore its limit.
+
+    The limit protects a server from strangers' files. The user chose these files.
+    """
+    with _LIMIT:
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 @dataclass(frozen=True)
@@ -162,11 +179,11 @@ def is_tiff(data: bytes) -> bool:
 
 
 def is_deep(data: bytes) -> bool:
-    """Return whether a PNG, PPM or PGM has more than 8 bits."""
+    """Return whether a PNG, PPM or PGM has more than 8 bits, or declares another white than 255."""
     if data[:4] == b"\x89PNG":
         return data[24:25] == b"\x10"
     match = _PNM.match(data)
-    return match is not None and int(match[4]) > 255
+    return match is not None and int(match[4]) != 255
 
 
 def read_pixels(data: bytes, indices: bool = False) -> Pixels:
@@ -179,12 +196,10 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     if is_tiff(data):
         return _read_tiff(data, indices)
     if (match := _PNM.match(data)) and is_deep(data):
-        width, height, white = map(int, match.groups()[1:])
-        bands = {b"5": 1, b"6": 3}[match[1]]
-        count = height * width * bands
-        values = np.frombuffer(data, ">u2", count, match.end()).astype(np.uint16)
-        return Pixels(values.reshape(height, width, bands), white)
-    with Image.open(io.BytesIO(data)) as image:
+        return _read_pnm(data, match)
+    with any_size():
+        image = Image.open(io.BytesIO(data))
+    with image:
         pixels = picture_pixels(image, indices)
     if not is_deep(data) or pixels.values.dtype == np.uint16:
         return pixels
@@ -197,6 +212,19 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     return replace(pixels, values=values, white=0xFFFF)
 
 
+def _read_pnm(data: bytes, match: re.Match) -> Pixels:
+    """Return a PPM or PGM; Pillow stretches values to 255, such as the classes 0 to 2 of a mask."""
+    width, height, white = map(int, match.groups()[1:])
+    bands = 3 if match[1] in b"36" else 1
+    count = height * width * bands
+    kind = np.uint16 if white > 255 else np.uint8
+    if match[1] in b"23":  # as text
+        values = np.array(data[match.end() :].split()[:count]).astype(kind)
+    else:
+        values = np.frombuffer(data, np.dtype(kind).newbyteorder(">"), count, match.end())
+    return Pixels(values.astype(kind).reshape(height, width, bands), white)
+
+
 def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
     image.load()  # turns TIFFs
@@ -204,7 +232,9 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     transparent = "transparency" in image.info  # a color, a value or an index
     if image.mode == "P" and indices:
         image.apply_transparency()
-        palette = np.array(image.getpalette("RGBA"), np.uint8).reshape(-1, 4)
+        known = np.array(image.getpalette("RGBA"), np.uint8).reshape(-1, 4)
+        palette = np.full((256, 4), 255, np.uint8)  # a file can lack the color of an index
+        palette[: len(known)] = known
     elif image.mode not in _PLAIN_MODES and image.mode[0] != "I":
         has_alpha = image.mode == "PA" or (image.mode == "P" and transparent)
         image = image.convert("RGBA" if has_alpha else "RGB")
@@ -236,8 +266,9 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
             values = series.asarray()
         except Exception:  # without imagecodecs tifffile lacks some compressions
             if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
-                with Image.open(io.BytesIO(data)) as image:
-                    return picture_pixels(image, indices)
+                with any_size():
+                    image = Image.open(io.BytesIO(data))
+                return picture_pixels(image, indices)
             values = None if "C" in axes else _by_opencv(data, page)
             if values is None:
                 raise
