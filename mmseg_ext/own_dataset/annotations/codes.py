@@ -6,6 +6,8 @@ Whether index or color counts is decided after all masks are read. The index of 
 largest part, so 0 is black, as the index 0 of gray values and of most palettes.
 """
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from mmseg_ext.images.values import Pixels, is_tiff, read_pixels
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
+NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data
 TWO_CLASSES = "run: mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
 _BLACK = COLOR << 40
 _RGB = np.array([0x10000, 0x100, 1])
@@ -52,6 +55,11 @@ def read_mask(path: Path) -> IndexMap:
     pixels = read_pixels(data, indices=True)
     if is_tiff(data):
         pixels = pixels.upright()
+    missing = _missing_pixels(pixels)
+    if missing.any():
+        values = pixels.values.copy()
+        values[missing] = 0
+        pixels = replace(pixels, values=values)
     values = _whole_numbers(pixels)
     if values.shape[2] == 1:
         found = index_map(values[..., 0])
@@ -59,11 +67,23 @@ def read_mask(path: Path) -> IndexMap:
     else:
         found = index_map(_color_codes(values))
     transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
-    if not transparent.any():
+    if not (transparent | missing).any():
         return found
     codes = np.array(found.values)[found.indices]
     codes[transparent] = _BLACK  # an eraser leaves any color
+    codes[missing] = NODATA
     return index_map(codes)
+
+
+def _missing_pixels(pixels: Pixels) -> np.ndarray:
+    """Return which pixels are declared to be without data, (H, W).
+
+    A declared 0 does not count: many programs write it, and 0 is mostly the background.
+    """
+    values, missing = pixels.values, pixels.missing or None
+    if missing is not None and math.isnan(missing):
+        return np.isnan(values).all(2)
+    return (values == missing).all(2)
 
 
 def _whole_numbers(pixels: Pixels) -> np.ndarray:

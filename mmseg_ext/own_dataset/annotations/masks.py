@@ -5,6 +5,8 @@ disagree on an index, else gray values and indices. If there are several masks o
 one class, `class_masks` reads them.
 """
 
+import shlex
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import cv2
 import numpy as np
 
 from mmseg_ext.datasets.nuclei import draw_labels
+from mmseg_ext.errors import SHOWN, join_names
 from mmseg_ext.own_dataset.annotations import class_masks
 from mmseg_ext.own_dataset.annotations.annotation import (
     Annotation,
@@ -19,9 +22,11 @@ from mmseg_ext.own_dataset.annotations.annotation import (
     reading,
     require_size,
 )
+from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
     GRAY,
+    NODATA,
     PALETTE,
     TWO_CLASSES,
     color_of,
@@ -39,8 +44,10 @@ from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_n
 from mmseg_ext.own_dataset.matching import MASK_SUFFIXES
 from mmseg_ext.own_dataset.selection import evenly
 
+_NO_DATA = "nodata"
 _FEW = 4  # values; fewer are no numbers of objects
-_SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
+_BLENDS = 3  # values that are mostly between others; fewer can be classes, such as borders
+_SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # pixels that are compared with those around
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
 _OBJECT_VALUES = ("no object", "object", "border")
 
@@ -49,6 +56,7 @@ class Masks(Reader):
     """Masks with a gray value, palette index or color for each class, or a mask for each class."""
 
     suffixes = MASK_SUFFIXES
+    ignored = (_NO_DATA,)
     can_have_classes = True
 
     @classmethod
@@ -69,15 +77,25 @@ class Masks(Reader):
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         if any(part.annotation.classes for part in maps):
             return class_masks.describe(maps)
-        codes = values_of(maps)
+        codes = values_of(maps) - {NODATA}
         colored = _colors_count(codes)
         number_of = color_of if colored else index_of
         labels = {}
         for number in sorted(set(map(number_of, codes))):
             labels[number] = f"#{number:06x}" if colored else str(number)
         texts = {code: labels[number_of(code)] for code in codes}
-        hint = "" if colored else _other_meaning(list(labels), maps)
-        return Legend(labels, texts, _colors(texts), hint)
+        hint = "" if colored else _hint_at_objects(list(labels), maps)
+        legend = Legend(labels, texts, _colors(texts), hint)
+        legend.hint = hint or _hint_at_blends(labels, texts, maps, colored)
+        paths = {path for part in maps for path in part.annotation.paths}
+        if found := find_names(paths, texts):
+            legend.names, legend.names_file = found.of_text, found.file
+            legend.notes = [found.note] if found.note else []
+            for text in filter(_is_color, found.of_text):
+                legend.colors.setdefault(text, list(bytes.fromhex(text[1:])))
+        if NODATA in values_of(maps):
+            legend.labels[-1] = legend.texts[NODATA] = _NO_DATA
+        return legend
 
 
 class ObjectMasks(Reader):
@@ -135,6 +153,10 @@ def _colors_count(codes: Collection[int]) -> bool:
     return False
 
 
+def _is_color(text: str) -> bool:
+    return text.startswith("#")
+
+
 def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the RGB color of each text of these codes; none if no palette or color is there."""
     if all(kind_of(code) == GRAY or is_gray(code) for code in texts):
@@ -146,16 +168,55 @@ def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return colors
 
 
-def _other_meaning(numbers: Sequence[int], maps: Sequence[StoredMap]) -> str:
-    """Return what gray values or indices seem to be, if not classes; nothing by default."""
-    if _number_objects(maps):
-        return (
-            f"the values up to {numbers[-1]} seem to number objects, because each is one region "
-            "and images have different ones; then use --objects"
+def _hint_at_objects(numbers: Sequence[int], maps: Sequence[StoredMap]) -> str:
+    """Return a hint if gray values or indices seem to number objects; nothing by default."""
+    if not _number_objects(maps):
+        return ""
+    return (
+        f"the values up to {numbers[-1]} seem to number objects, because each is one region "
+        "and images have different ones; then use --objects"
+    )
+
+
+def _hint_at_blends(
+    labels: Mapping[int, str], texts: Mapping[int, str], maps: Sequence[StoredMap], colored: bool
+) -> str:
+    """Return a hint if values are mostly between others, as interpolation makes them at borders."""
+    if len(labels) < _BLENDS + 2:
+        return ""
+    looked_at = evenly(maps, _MASKS_LOOKED_AT)
+    pixels: Counter[str] = Counter()
+    between: Counter[str] = Counter()
+    for part in looked_at:
+        indices = part.load()[:_SIDE, :_SIDE]
+        codes = np.array(part.values)
+        parts = (
+            color_of(codes)[:, None] >> [16, 8, 0] & 255 if colored else index_of(codes)[:, None]
         )
-    if len(numbers) > _SMOOTH and {0, 255} <= set(numbers):
-        return f"if {len(numbers)} values are two classes with smooth edges, {TWO_CLASSES}"
-    return ""
+        image = parts.astype(np.uint16)[indices]  # (H, W, parts)
+        lower = np.atleast_3d(cv2.erode(image, _AROUND))
+        higher = np.atleast_3d(cv2.dilate(image, _AROUND))
+        is_between = ((lower < image) & (image < higher)).any(2)
+        for counter, chosen in ((pixels, indices.ravel()), (between, indices[is_between])):
+            counts = np.bincount(chosen, minlength=len(codes)).tolist()
+            for value, count in zip(part.values, counts, strict=True):
+                counter[texts.get(value, _NO_DATA)] += count
+    blends = [text for text in labels.values() if 2 * between[text] > pixels[text]]
+    if len(blends) < _BLENDS:
+        return ""
+    files = []
+    for part in looked_at:
+        if not set(blends).isdisjoint(map(texts.get, part.values)):
+            files.append(str(part.annotation.path))
+    todo = "export them again, or resize them with nearest neighbor"
+    if {"0", "255"} <= set(labels.values()):
+        todo += f"; for two classes {TWO_CLASSES}"
+    elif len(blends) <= SHOWN:
+        todo += f", or leave these values out: --ignore {shlex.join(blends)}"
+    return (
+        f"{len(blends)} of {len(labels)} values ({join_names(blends)}) are mostly between others "
+        f"at borders, as in {join_names(files, 2)}; the masks look resized or smoothed: {todo}"
+    )
 
 
 def _number_objects(maps: Sequence[StoredMap]) -> bool:
