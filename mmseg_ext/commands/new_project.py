@@ -123,7 +123,7 @@ def _print_project(made: "Project", folder: Path) -> None:
     if made.earlier:
         print(f"note: training also uses {len(made.earlier)} pairs of earlier runs, such as")
         print(f"  {made.earlier[0]}; if it should not, delete these files and their label maps")
-    print_summaries(made.summaries, made.labels, made.names_from)
+    print_summaries(made.summaries, made.labels)
 
 
 def _print_values(made: "Project") -> None:

@@ -196,11 +196,18 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     if is_tiff(data):
         return _read_tiff(data, indices)
     if (match := _PNM.match(data)) and is_deep(data):
-        return _read_pnm(data, match)
+        # Pillow stretches the values to 255, as the classes 0 to 2 of a mask.
+        width, height, white = map(int, match.groups()[1:])
+        bands = 3 if match[1] in b"36" else 1
+        kind = ">u2" if white > 255 else "u1"
+        if match[1] in b"23":  # numbers as text
+            values = np.array(data[match.end() :].split(), kind)
+        else:
+            values = np.frombuffer(data, kind, height * width * bands, match.end())
+        return Pixels(values.astype(kind[-2:]).reshape(height, width, bands), white)
     with any_size():
         image = Image.open(io.BytesIO(data))
-    with image:
-        pixels = picture_pixels(image, indices)
+    pixels = picture_pixels(image, indices)
     if not is_deep(data) or pixels.values.dtype == np.uint16:
         return pixels
     import cv2  # because Pillow reads color PNGs with 8 bits
@@ -210,19 +217,6 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     if data[25] == 4:  # gray and alpha
         values, pixels = values[..., 2:], replace(pixels, alpha=(1,))
     return replace(pixels, values=values, white=0xFFFF)
-
-
-def _read_pnm(data: bytes, match: re.Match) -> Pixels:
-    """Return a PPM or PGM; Pillow stretches values to 255, such as the classes 0 to 2 of a mask."""
-    width, height, white = map(int, match.groups()[1:])
-    bands = 3 if match[1] in b"36" else 1
-    count = height * width * bands
-    kind = np.uint16 if white > 255 else np.uint8
-    if match[1] in b"23":  # as text
-        values = np.array(data[match.end() :].split()[:count]).astype(kind)
-    else:
-        values = np.frombuffer(data, np.dtype(kind).newbyteorder(">"), count, match.end())
-    return Pixels(values.astype(kind).reshape(height, width, bands), white)
 
 
 def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:

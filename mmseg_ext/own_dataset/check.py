@@ -303,20 +303,14 @@ def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
             )
 
 
-def print_summaries(
-    summaries: Sequence[Summary], labels: Mapping[str, int] | None = None, names_from: str = ""
-) -> None:
+def print_summaries(summaries: Sequence[Summary], labels: Mapping[str, int] | None = None) -> None:
     """Print pairs and image sizes of each split, a table of the classes, and absent or rare ones.
 
-    `labels` are the texts of the annotated values, with their classes. `names_from` is the flag or
-    the file with the names of the classes.
+    `labels` are the texts of the annotated values, with their classes.
     """
     for summary in summaries:
         _print_counts(summary)
-    table = _class_table(summaries)
-    if names_from:
-        table.caption = f"names of classes: {escape(names_from)}"
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 160).print(_class_table(summaries))
     for summary in summaries:
         _print_absent(summary)
     labels = labels or {}

@@ -14,7 +14,7 @@ from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 
 IGNORED = 255
-_VOID = ("void", "ignore", "ignored", "__ignore__")  # names of classes that do not count
+_VOID = ("void", "ignore", "ignored", "__ignore__")  # names of what does not count
 
 
 def update_classes(
@@ -27,7 +27,7 @@ def update_classes(
     """Return classes and labels as `assign_classes`, if an earlier run had others, and notes.
 
     A label keeps its class, which `names` can rename. A new label gets a class at the end, or the
-    one with its name, which `listed` can have. A class without a label stays.
+    one with its name, which can be `listed`. A class without a label stays.
 
     Raises:
         ValueError: as `assign_classes`, and if no label is known.
@@ -80,10 +80,10 @@ def _note_on_255(
 
 
 def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -> dict[int, str]:
-    """Return all labels in order, with those that only earlier runs had; `in_order`, at the end."""
+    """Return all labels, with those that only earlier runs had at the end, or by their values."""
     every = dict(labels)
     for i, text in enumerate(gone):
-        if in_order:  # numbers are not those of the texts
+        if in_order:
             every[max(labels) + 1 + i] = text
         else:
             every[int(text.replace("#", "0x"), 0)] = text
@@ -143,40 +143,36 @@ def _add_new(
     return notes
 
 
-def follow_list(
+def follow_file(
     labels: Mapping[int, str],
     listed: Mapping[str, str],
     known: Collection[str],
     names: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> tuple[Mapping[int, str], Sequence[str] | None, list[str]]:
-    """Return labels in the order of a file, the names of the classes, and what is ignored.
+    """Return labels in the order of a file with names, the names, and what is ignored.
 
-    The file gives the texts `listed` their names. Without `names`, all of them become classes of
-    a new project, except void, and what the file lacks is ignored. `names` of colors, which have
-    no order of their own, are in the order of the file, or the names in the file in a new order.
-    `known` texts of an earlier run stay as they are.
+    The file gives the texts `listed` their names. Without other `names` a new project has all
+    these classes but void, and texts that are not listed are ignored. `names` of colors, which have
+    no order, are in the order of the file, or the file's own names in another order. `known` texts
+    of an earlier run stay.
     """
     of_name = {name: text for text, name in listed.items()}
     ignored = [of_name.get(text, text) for text in ignored]
     present = labels.values()
     if names and not any(text.startswith("#") for text in present):
         return labels, names, ignored
-    order, given = list(listed), names
+    order = [text for text in listed if not known or text in known or text in present]
     if names and set(names) <= of_name.keys():
         order = [of_name[name] for name in names]
-    elif known or len(names or listed) < len(listed):
-        order = [text for text in listed if text in present or text in known]
-    rest = [text for text in present if text not in order]
-    is_complete = not names or len(names) <= len(order)
-    for text in rest if names else [*order, *rest]:
-        name = listed.get(text)
-        does_not_count = name.lower() in _VOID if name else is_complete
-        if does_not_count and text not in known:
-            ignored.append(text)
-    if not names and not known:
-        given = [listed[text] for text in order if text not in ignored]
-    return dict(enumerate([*order, *rest])), given, ignored
+    order += [text for text in present if text not in order]
+    if not names:
+        for text in order:
+            if text not in known and listed.get(text, "void").lower() in _VOID:
+                ignored.append(text)
+        if not known:
+            names = [listed[text] for text in order if text not in ignored]
+    return dict(enumerate(order)), names, ignored
 
 
 def assign_classes(

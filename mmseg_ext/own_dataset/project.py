@@ -22,7 +22,7 @@ from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.index_map import StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, values_of
 from mmseg_ext.own_dataset.check import Summary
-from mmseg_ext.own_dataset.classes import IGNORED, follow_list, update_classes
+from mmseg_ext.own_dataset.classes import IGNORED, follow_file, update_classes
 from mmseg_ext.own_dataset.conversion import (
     ReadPair,
     class_table,
@@ -52,7 +52,6 @@ class Project:
     example: Sequence[Path]  # an image and its masks
     earlier: Sequence[Path] = ()  # images of pairs that only earlier runs wrote, still in the data
     notes: Sequence[str] = ()  # what a user should know
-    names_from: str = ""  # the flag or the file with the names of the classes
 
 
 @dataclass
@@ -62,7 +61,6 @@ class _Classes:
     names: list[str]
     of_text: dict[str, int]  # the class of each text, or 255
     notes: list[str]
-    names_from: str  # a flag or a file; nothing for numbered classes
 
 
 @dataclass
@@ -118,7 +116,6 @@ def make_project(
         example=(pairs[0].image, *pairs[0].annotation.paths),
         earlier=_only_earlier(usable, splits.of_pairs, data),
         notes=found.notes + splits.notes + dead_links,
-        names_from=found.names_from,
     )
 
 
@@ -180,10 +177,10 @@ def _choose_classes(
     for text in reader.ignored:
         if text in legend.labels.values():
             ignored.append(text)
-    labels, given = legend.labels, names
-    if listed := legend.names:
-        known = before["labels"] if before else {}
-        labels, given, ignored = follow_list(labels, listed, known, names, ignored)
+    labels, listed, given = legend.labels, legend.names, names
+    if listed:
+        known = before["labels"] if before else ()
+        labels, given, ignored = follow_file(labels, listed, known, names, ignored)
     elif not names and before is None:
         given = reader.class_names
     try:
@@ -193,26 +190,11 @@ def _choose_classes(
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)
-    names_from = "--classes" if names else str(legend.names_file) if listed and not before else ""
-    if listed:
-        notes += _note_on_list(legend, found, of_text, names)
-    return _Classes(found, of_text, notes, names_from)
-
-
-def _note_on_list(
-    legend: Legend, classes: Sequence[str], of_text: Mapping[str, int], names: Sequence[str] | None
-) -> Iterator[str]:
-    """Yield where the annotations or `--classes` differ from the file with names of classes."""
-    listed, file = legend.names, legend.names_file
-    lacking = [text for text in legend.labels.values() if text not in listed]
-    lacking = [text for text in lacking if of_text[text] == IGNORED]
-    if lacking:
-        lines = f"{len(lacking)} values of the masks ({join_names(lacking)})"
-        yield f"{file}: lacks {lines}, which are ignored; add lines if they are classes"
-    for text, name in listed.items():
-        i = of_text.get(text, IGNORED)
-        if names and i < len(classes) and classes[i] != name and classes[i] in listed.values():
-            yield f"{file}: calls {text} {name}, but --classes calls it {classes[i]}"
+    lacking = [text for text in legend.labels.values() if listed and text not in listed]
+    if lacking and not names:
+        count = f"the file lacks {len(lacking)} values of the masks"
+        notes.append(f"{count} ({join_names(lacking)}); add lines for those that are classes")
+    return _Classes(found, of_text, notes)
 
 
 def _convert(

@@ -1,18 +1,17 @@
-"""The names of classes from a file near the masks, as annotation tools and public data have it.
+"""The names of classes in a file near the masks, as annotation tools and public data have it.
 
-    labelmap.txt       cat:64,0,128::   CVAT, datumaro and others that write PASCAL VOC's folders
-    _classes.csv       1, cat           Roboflow
-    class_dict.csv     cat,64,0,128     public data, as on Kaggle
-    label_colors.txt   64 0 128  cat    CamVid
-    classes.txt        cat              labelme (class_names.txt), fastai (codes.txt), and others
+    labelmap.txt      cat:64,0,128::    of CVAT and others that write PASCAL VOC's folders
+    _classes.csv      1, cat            of Roboflow
+    class_dict.csv    cat,64,0,128      of public data on Kaggle
+    label_colors.txt  64 0 128  cat     of CamVid
+    classes.txt       cat               also labelme's class_names.txt and fastai's codes.txt
 
-Without colors and values, the first line names the value 0.
+Without colors and values the first line names the value 0, or 1 if the background is missing.
 """
 
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
@@ -20,40 +19,32 @@ from mmseg_ext.own_dataset.annotations.codes import color_of
 
 _FILES = ("labelmap.txt", "_classes.csv", "class_dict.csv", "label_colors.txt")
 _FILES += ("class_names.txt", "codes.txt", "classes.txt")
-# 1, cat  and  64 0 128  cat
-_NUMBERS_FIRST = re.compile(r"(\d+)(?:[\s,;]+(\d+)[\s,;]+(\d+))?[\s,;:]+(\D.*)")
-# cat,64,0,128  and  cat:64,0,128:head,tail:sits
+_NUMBERS_FIRST = re.compile(r"(\d+)(?:[\s,;]+(\d+)[\s,;]+(\d+))?[\s,;:]+(\D.*)")  # 64 0 128  cat
+# cat:64,0,128:head,tail:
 _NUMBERS_LAST = re.compile(r"(.*?[^\s,;:])[\s,;:]+(\d+)[\s,;]+(\d+)[\s,;]+(\d+)\s*(?::.*)?")
-_LAST = 255  # mostly ignored
+_LAST = 255  # the last value, which is mostly ignored
 
 
-@dataclass
-class ClassNames:
-    """The names that a file gives to the texts of values."""
+def find_names(
+    masks: Collection[Path], texts: Mapping[int, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the names of texts in the order of a file, and notes; no names if no file fits.
 
-    file: Path
-    # In the order of the file, also of texts that no mask has; empty if the file does not fit.
-    of_text: dict[str, str]
-    note: str = ""
-
-
-def find_names(masks: Collection[Path], texts: Mapping[int, str]) -> ClassNames | None:
-    """Return the names from a file next to masks or in a folder above; None without a file.
-
-    `texts` has the text of each code of the masks.
+    The file is next to masks or in a folder above. `texts` has the text of each code of the masks.
+    Texts that no mask has get names, too.
     """
     files = _find_files(masks)
     if not files:
-        return None
-    file, *others = files
-    lines = _read(file)
-    of_text = _name_texts(lines, texts)
-    if not of_text:
-        return ClassNames(file, {}, f"{file}: does not fit the values of the masks; give --classes")
-    for other in others:
+        return {}, []
+    lines = _read(files[0])
+    named = _name_texts(lines, texts)
+    if not len(set(named.values())) == len(named) in range(1, _LAST + 1):
+        return {}, [f"{files[0]}: does not fit the values of the masks; name them with --classes"]
+    notes = [f"the classes have their names from {files[0]}"]
+    for other in files[1:]:
         if _read(other) != lines:
-            return ClassNames(file, of_text, f"{other}: differs from {file}, which counts")
-    return ClassNames(file, of_text)
+            notes.append(f"{other}: differs from {files[0]} and is not used")
+    return named, notes
 
 
 def _find_files(masks: Collection[Path]) -> list[Path]:
@@ -70,61 +61,51 @@ def _find_files(masks: Collection[Path]) -> list[Path]:
 
 
 def _read(file: Path) -> list[tuple[str, str]]:
-    """Return each name and its key: a color #rrggbb, a value, or nothing."""
-    lines = []
-    for line in file.read_text(encoding="utf-8-sig", errors="replace").splitlines():
-        if line.strip() and not line.startswith("#"):
-            lines.append(line.strip())
-    found = list(map(_parse, lines))
-    kinds = {key[:1] == "#" if key else None for _, key in found[1:]}
-    if len(kinds) != 1 or None in kinds:
-        return [(line.rstrip(":,; "), "") for line in lines]
-    return [(name, key) for name, key in found if key]  # without a header
-
-
-def _parse(line: str) -> tuple[str, str]:
-    if match := _NUMBERS_FIRST.fullmatch(line):
-        *numbers, name = match.groups()
-    elif match := _NUMBERS_LAST.fullmatch(line):
-        name, *numbers = match.groups()
-    else:
-        return line, ""
-    if numbers[-1] is None:
-        return name, str(int(numbers[0]))
-    return name, "#" + "".join(f"{int(number):02x}" for number in numbers)
+    """Return the name and the key of each line: #rrggbb, a value, or nothing."""
+    text = file.read_text(encoding="utf-8-sig", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
+    lines = list(filter(None, lines))
+    found = []
+    for line in lines:
+        name, numbers = "", []
+        if match := _NUMBERS_FIRST.fullmatch(line):
+            *numbers, name = match.groups()
+        elif match := _NUMBERS_LAST.fullmatch(line):
+            name, *numbers = match.groups()
+        values = [int(number) for number in numbers if number]
+        key = "#" + "".join(f"{value:02x}" for value in values)
+        found.append((name, key if len(values) == 3 else "".join(map(str, values))))
+    if found and all(key for _, key in found[1:]) and found[-1][1]:
+        return [(name, key) for name, key in found if key]  # the first line can be a header
+    return [(line.rstrip(":,; "), "") for line in lines]
 
 
 def _name_texts(lines: Sequence[tuple[str, str]], texts: Mapping[int, str]) -> dict[str, str]:
     """Return the name of each text, in the order of the lines; nothing if they do not fit."""
     present = set(texts.values())
     text_of_color = {}
-    for code in sorted(texts, reverse=True):  # as in the reader's legend
+    for code in sorted(texts, reverse=True):
         text_of_color[f"#{color_of(code):06x}"] = texts[code]
     named = {text_of_color.get(key, key): name for name, key in lines if key}
     if len(present & named.keys()) < 2:
-        names = [name for name, _ in lines]
-        named = _name_numbers(names, present, are_lines=not named)
+        numbers = sorted(int(text) for text in present if text.isdigit())
+        named = _name_numbers(numbers, [name for name, _ in lines], are_values=not named)
     for black in present & {"0", "#000000"}:  # some tools list only objects
         if named and black not in named and BACKGROUND not in map(str.lower, named.values()):
             named = {black: BACKGROUND} | named
-    is_clear = len(set(named.values())) == len(named) <= _LAST
-    return named if is_clear else {}
+    return named
 
 
-def _name_numbers(names: Sequence[str], texts: Collection[str], are_lines: bool) -> dict[str, str]:
-    """Return the names of values by the numbers of the lines, or by the order of the values.
-
-    Lines without colors can lack the background.
-    """
-    numbers = sorted(int(text) for text in texts if text.isdigit())
+def _name_numbers(numbers: Sequence[int], names: Sequence[str], are_values: bool) -> dict[str, str]:
+    """Return the names of the values 0, 1, ..., or of as many `numbers` as there are names."""
     if not numbers:
         return {}
-    offered = [names, [BACKGROUND, *names]] if are_lines else [names]
     classes = [number for number in numbers if number != _LAST or len(numbers) < 3]
-    for given in offered:
-        if are_lines and max(classes) < len(given):
+    every = [names, [BACKGROUND, *names]]
+    for given in every:
+        if are_values and max(classes) < len(given):
             return dict(zip(map(str, range(len(given))), given, strict=True))
-    for given in offered:
-        if len(numbers) == len(given):
+    for given in every:
+        if len(given) == len(numbers):
             return dict(zip(map(str, numbers), given, strict=True))
     return {}

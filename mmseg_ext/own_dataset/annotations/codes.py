@@ -6,7 +6,6 @@ Whether index or color counts is decided after all masks are read. The index of 
 largest part, so 0 is black, as the index 0 of gray values and of most palettes.
 """
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,10 @@ def read_mask(path: Path) -> IndexMap:
     pixels = read_pixels(data, indices=True)
     if is_tiff(data):
         pixels = pixels.upright()
-    missing = _missing_pixels(pixels)
-    if missing.any():
-        values = pixels.values.copy()
-        values[missing] = 0
-        pixels = replace(pixels, values=values)
+    missing = np.zeros(pixels.values.shape[:2], bool)
+    if pixels.missing:  # many programs declare 0, which is mostly the background
+        missing = (pixels.values == pixels.missing).all(2)
+        pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
     values = _whole_numbers(pixels)
     if values.shape[2] == 1:
         found = index_map(values[..., 0])
@@ -73,17 +71,6 @@ def read_mask(path: Path) -> IndexMap:
     codes[transparent] = _BLACK  # an eraser leaves any color
     codes[missing] = NODATA
     return index_map(codes)
-
-
-def _missing_pixels(pixels: Pixels) -> np.ndarray:
-    """Return which pixels are declared to be without data, (H, W).
-
-    A declared 0 does not count: many programs write it, and 0 is mostly the background.
-    """
-    values, missing = pixels.values, pixels.missing or None
-    if missing is not None and math.isnan(missing):
-        return np.isnan(values).all(2)
-    return (values == missing).all(2)
 
 
 def _whole_numbers(pixels: Pixels) -> np.ndarray:

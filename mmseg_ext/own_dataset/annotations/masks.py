@@ -5,16 +5,15 @@ disagree on an index, else gray values and indices. If there are several masks o
 one class, `class_masks` reads them.
 """
 
-import shlex
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from mmseg_ext.datasets.nuclei import draw_labels
-from mmseg_ext.errors import SHOWN, join_names
+from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations import class_masks
 from mmseg_ext.own_dataset.annotations.annotation import (
     Annotation,
@@ -44,10 +43,9 @@ from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_n
 from mmseg_ext.own_dataset.matching import MASK_SUFFIXES
 from mmseg_ext.own_dataset.selection import evenly
 
-_NO_DATA = "nodata"
 _FEW = 4  # values; fewer are no numbers of objects
-_BLENDS = 3  # values that are mostly between others; fewer can be classes, such as borders
-_SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # pixels that are compared with those around
+_BLENDS = 3  # values; fewer can be classes at borders
+_SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
 _OBJECT_VALUES = ("no object", "object", "border")
 
@@ -56,7 +54,7 @@ class Masks(Reader):
     """Masks with a gray value, palette index or color for each class, or a mask for each class."""
 
     suffixes = MASK_SUFFIXES
-    ignored = (_NO_DATA,)
+    ignored = ("nodata",)
     can_have_classes = True
 
     @classmethod
@@ -77,25 +75,29 @@ class Masks(Reader):
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         if any(part.annotation.classes for part in maps):
             return class_masks.describe(maps)
-        codes = values_of(maps) - {NODATA}
+        every = values_of(maps)
+        codes = every - {NODATA}
         colored = _colors_count(codes)
         number_of = color_of if colored else index_of
         labels = {}
         for number in sorted(set(map(number_of, codes))):
             labels[number] = f"#{number:06x}" if colored else str(number)
         texts = {code: labels[number_of(code)] for code in codes}
-        hint = "" if colored else _hint_at_objects(list(labels), maps)
-        legend = Legend(labels, texts, _colors(texts), hint)
-        legend.hint = hint or _hint_at_blends(labels, texts, maps, colored)
-        paths = {path for part in maps for path in part.annotation.paths}
-        if found := find_names(paths, texts):
-            legend.names, legend.names_file = found.of_text, found.file
-            legend.notes = [found.note] if found.note else []
-            for text in filter(_is_color, found.of_text):
-                legend.colors.setdefault(text, list(bytes.fromhex(text[1:])))
-        if NODATA in values_of(maps):
-            legend.labels[-1] = legend.texts[NODATA] = _NO_DATA
-        return legend
+        masks = {path for part in maps for path in part.annotation.paths}
+        names, notes = find_names(masks, texts)
+        colors = _colors(texts)
+        for text in names:  # also of classes that no mask has
+            if text.startswith("#"):
+                colors.setdefault(text, list(bytes.fromhex(text[1:])))
+        hint = _hint_at_blends(labels, texts, maps, number_of)
+        if not colored and _number_objects(maps):
+            hint = (
+                f"the values up to {max(labels)} seem to number objects, because each is one "
+                "region and images have different ones; then use --objects"
+            )
+        if NODATA in every:
+            labels[-1] = texts[NODATA] = self.ignored[0]
+        return Legend(labels, texts, colors, hint, notes, names)
 
 
 class ObjectMasks(Reader):
@@ -153,10 +155,6 @@ def _colors_count(codes: Collection[int]) -> bool:
     return False
 
 
-def _is_color(text: str) -> bool:
-    return text.startswith("#")
-
-
 def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the RGB color of each text of these codes; none if no palette or color is there."""
     if all(kind_of(code) == GRAY or is_gray(code) for code in texts):
@@ -168,54 +166,39 @@ def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return colors
 
 
-def _hint_at_objects(numbers: Sequence[int], maps: Sequence[StoredMap]) -> str:
-    """Return a hint if gray values or indices seem to number objects; nothing by default."""
-    if not _number_objects(maps):
-        return ""
-    return (
-        f"the values up to {numbers[-1]} seem to number objects, because each is one region "
-        "and images have different ones; then use --objects"
-    )
-
-
 def _hint_at_blends(
-    labels: Mapping[int, str], texts: Mapping[int, str], maps: Sequence[StoredMap], colored: bool
+    labels: Mapping[int, str],
+    texts: Mapping[int, str],
+    maps: Sequence[StoredMap],
+    number_of: Callable,
 ) -> str:
     """Return a hint if values are mostly between others, as interpolation makes them at borders."""
     if len(labels) < _BLENDS + 2:
         return ""
-    looked_at = evenly(maps, _MASKS_LOOKED_AT)
-    pixels: Counter[str] = Counter()
-    between: Counter[str] = Counter()
-    for part in looked_at:
+    pixels: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # all, and between others
+    files: dict[str, Path] = {}  # a mask with each text
+    for part in evenly(maps, _MASKS_LOOKED_AT):
         indices = part.load()[:_SIDE, :_SIDE]
-        codes = np.array(part.values)
-        parts = (
-            color_of(codes)[:, None] >> [16, 8, 0] & 255 if colored else index_of(codes)[:, None]
-        )
-        image = parts.astype(np.uint16)[indices]  # (H, W, parts)
-        lower = np.atleast_3d(cv2.erode(image, _AROUND))
-        higher = np.atleast_3d(cv2.dilate(image, _AROUND))
-        is_between = ((lower < image) & (image < higher)).any(2)
-        for counter, chosen in ((pixels, indices.ravel()), (between, indices[is_between])):
-            counts = np.bincount(chosen, minlength=len(codes)).tolist()
-            for value, count in zip(part.values, counts, strict=True):
-                counter[texts.get(value, _NO_DATA)] += count
-    blends = [text for text in labels.values() if 2 * between[text] > pixels[text]]
+        mask = number_of(np.array(part.values)).astype(np.float32)[indices]
+        is_between = (cv2.erode(mask, _AROUND) < mask) & (mask < cv2.dilate(mask, _AROUND))
+        counts = []
+        for chosen in (indices.ravel(), indices[is_between]):
+            counts.append(np.bincount(chosen, minlength=len(part.values)))
+        for value, *count in zip(part.values, *counts, strict=True):
+            text = texts.get(value, "")
+            pixels[text] += count
+            files.setdefault(text, part.annotation.path)
+    blends = [text for text in labels.values() if 2 * pixels[text][1] > pixels[text][0]]
     if len(blends) < _BLENDS:
         return ""
-    files = []
-    for part in looked_at:
-        if not set(blends).isdisjoint(map(texts.get, part.values)):
-            files.append(str(part.annotation.path))
-    todo = "export them again, or resize them with nearest neighbor"
+    paths = list(dict.fromkeys(str(files[text]) for text in blends))
+    todo = "export them again, resize them with nearest neighbor, or --ignore these values"
     if {"0", "255"} <= set(labels.values()):
         todo += f"; for two classes {TWO_CLASSES}"
-    elif len(blends) <= SHOWN:
-        todo += f", or leave these values out: --ignore {shlex.join(blends)}"
     return (
-        f"{len(blends)} of {len(labels)} values ({join_names(blends)}) are mostly between others "
-        f"at borders, as in {join_names(files, 2)}; the masks look resized or smoothed: {todo}"
+        f"the masks look resized or smoothed, because {len(blends)} of {len(labels)} values "
+        f"({join_names(blends)}) are mostly between others at borders, as in "
+        f"{join_names(paths, 3)}; {todo}"
     )
 
 

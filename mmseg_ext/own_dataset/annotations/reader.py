@@ -8,7 +8,6 @@ last one is read. The classes of a project are chosen from these texts.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
@@ -24,9 +23,8 @@ class Legend:
     colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of texts that have one
     hint: str = ""  # what the values could be instead
     notes: Sequence[str] = ()  # what a user should know
-    # The names of texts in a file, in its order, also of texts that no annotation has.
+    # The names that a file gives to texts, in its order; also to texts that no annotation has.
     names: Mapping[str, str] = field(default_factory=dict)
-    names_file: Path | None = None
 
 
 def legend_of_names(labels: Sequence[str]) -> Legend:
