@@ -75,8 +75,9 @@ def _read(file: Path) -> list[tuple[str, str]]:
         values = [int(number) for number in numbers if number]
         key = "#" + "".join(f"{value:02x}" for value in values)
         found.append((name, key if len(values) == 3 else "".join(map(str, values))))
-    if found and all(key for _, key in found[1:]) and found[-1][1]:
-        return [(name, key) for name, key in found if key]  # the first line can be a header
+    heads = int(file.suffix == ".csv")  # Pixel Value, Class
+    if found[heads:] and all(key for _, key in found[heads:]):
+        return [pair for pair in found if pair[1]]
     return [(line.rstrip(":,; "), "") for line in lines]
 
 
