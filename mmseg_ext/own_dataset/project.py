@@ -190,10 +190,11 @@ def _choose_classes(
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)
-    lacking = [text for text in legend.labels.values() if listed and text not in listed]
-    if lacking and not names:
-        count = f"the file lacks {len(lacking)} values of the masks"
-        notes.append(f"{count} ({join_names(lacking)}); add lines for those that are classes")
+    expected = {*listed, *reader.ignored}
+    lacking = [text for text in legend.labels.values() if text not in expected]
+    if listed and lacking and not names:
+        count = f"the file with names lacks {len(lacking)} values ({join_names(lacking)})"
+        notes.append(f"{count}; new ones are ignored; add lines for those that are classes")
     return _Classes(found, of_text, notes)
 
 

@@ -38,9 +38,10 @@ def find_names(
         return {}, []
     lines = _read(files[0])
     named = _name_texts(lines, texts)
-    if not len(set(named.values())) == len(named) in range(1, _LAST + 1):
+    is_clear = len(set(named.values())) == len(named) <= _LAST
+    if not named or not is_clear:
         return {}, [f"{files[0]}: does not fit the values of the masks; name them with --classes"]
-    notes = [f"the classes have their names from {files[0]}"]
+    notes = [f"names of classes: {files[0]}, unless --classes or an earlier run has others"]
     for other in files[1:]:
         if _read(other) != lines:
             notes.append(f"{other}: differs from {files[0]} and is not used")

@@ -63,7 +63,8 @@ def read_mask(path: Path) -> IndexMap:
         found = index_map(values[..., 0])
         found.values = _codes_of(np.array(found.values), pixels.palette).tolist()
     else:
-        found = index_map(_color_codes(values))
+        found = index_map(_packed_colors(values))
+        found.values = _codes_of_colors(np.array(found.values)).tolist()
     transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
     if not (transparent | missing).any():
         return found
@@ -102,11 +103,19 @@ def _codes_of(values: np.ndarray, palette: np.ndarray | None) -> np.ndarray:
     return codes
 
 
-def _color_codes(colors: np.ndarray) -> np.ndarray:
-    """Return the codes of colors (H, W, 3) of 8 bits, or of 16 bits that repeat 8; (H, W)."""
+def _packed_colors(colors: np.ndarray) -> np.ndarray:
+    """Return colors (H, W, 3) of 8 bits, or of 16 bits that repeat 8, as 0xRRGGBB; (H, W)."""
     if colors.max() > 255:
         if (colors % 257).any():
             raise ValueError("colors of 16 bits; save them with 8 bits")
         colors = colors // 257
-    largest = colors.max(2).astype(np.int64)
-    return COLOR << 40 | largest << 24 | colors @ _RGB
+    packed = np.zeros(colors.shape[:2], np.int32)
+    for band in range(3):
+        packed = packed << 8 | colors[..., band]
+    return packed
+
+
+def _codes_of_colors(colors: np.ndarray) -> np.ndarray:
+    """Return the codes of colors 0xRRGGBB."""
+    largest = np.maximum.reduce([colors >> 16, colors >> 8 & 255, colors & 255])
+    return COLOR << 40 | largest << 24 | colors
