@@ -9,6 +9,7 @@ import pytest
 import tifffile
 from matplotlib.figure import Figure
 from mmengine.config import Config
+from mmseg.datasets import PascalVOCDataset
 from mmseg.registry import DATASETS
 from PIL import Image
 
@@ -146,6 +147,7 @@ KAGGLE = "name,r,g,b\n" + "".join(
     f"{name}, {red}, {green}, {blue}\n"
     for name, (red, green, blue) in zip(NAMES, COLORS.tolist(), strict=True)
 )
+VOC = np.array(PascalVOCDataset.METAINFO["palette"], np.uint8)
 CAMVID = "".join(
     f"{red} {green} {blue}\t\t{name}\n"
     for name, (red, green, blue) in zip(NAMES, COLORS.tolist(), strict=True)
@@ -181,6 +183,10 @@ FILES = {
     "labelmap.txt with parts": (
         LABELMAP.replace("83::", "83:head,tail:sits"),
         *(colors, NAMES, "#fa3253 is big cat, #33ddff is dog, #24b353 is cow"),
+    ),
+    "labelmap.txt without colors": (
+        "# label:color_rgb:parts:actions\nbackground:::\nbig cat:::\ndog:::\ncow:::\n",
+        *(lambda label: VOC[label], NAMES, "#800000 is big cat, #008000 is dog, #808000 is cow"),
     ),
     "classes.txt of windows": (
         "\ufeffbackground\r\nbig cat\r\ndog\r\n\r\n",

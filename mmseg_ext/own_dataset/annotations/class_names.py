@@ -6,13 +6,16 @@
     label_colors.txt  64 0 128  cat     of CamVid
     classes.txt       cat               also labelme's class_names.txt and fastai's codes.txt
 
-Without colors and values the first line names the value 0, or 1 if the background is missing.
+Without colors and values the first line names the value 0, or 1 if the background is missing, and
+in color masks VOC's first color, black, as datumaro writes them.
 """
 
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+from mmseg.datasets import PascalVOCDataset
 
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.codes import color_of
@@ -22,6 +25,8 @@ _FILES += ("class_names.txt", "codes.txt", "classes.txt")
 _NUMBERS_FIRST = re.compile(r"(\d+)(?:[\s,;]+(\d+)[\s,;]+(\d+))?[\s,;:]+(\D.*)")  # 64 0 128  cat
 # cat:64,0,128:head,tail:
 _NUMBERS_LAST = re.compile(r"(.*?[^\s,;:])[\s,;:]+(\d+)[\s,;]+(\d+)[\s,;]+(\d+)\s*(?::.*)?")
+# More names have no known colors.
+_VOC_COLORS = ["#" + bytes(color).hex() for color in PascalVOCDataset.METAINFO["palette"]]
 _LAST = 255  # the last value, which is mostly ignored
 
 
@@ -30,8 +35,8 @@ def find_names(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the names of texts in the order of a file, and notes; no names if no file fits.
 
-    The file is next to masks or in a folder above. `texts` has the text of each code of the masks.
-    Texts that no mask has get names, too.
+    The file is next to masks or at most two folders above all. `texts` has the text of each code
+    of the masks. Texts that no mask has get names, too.
     """
     files = _find_files(masks)
     if not files:
@@ -51,7 +56,7 @@ def find_names(
 def _find_files(masks: Collection[Path]) -> list[Path]:
     """Return the files with the first of the names, the deepest first."""
     folders = {path.parent for path in masks}
-    top = Path(os.path.commonpath(folders)).parent
+    top = Path(os.path.commonpath(folders)).parent.parent
     for folder in list(folders):
         folders.update(above for above in folder.parents if above.is_relative_to(top))
     for name in _FILES:
@@ -88,10 +93,13 @@ def _name_texts(lines: Sequence[tuple[str, str]], texts: Mapping[int, str]) -> d
     text_of_color = {}
     for code in sorted(texts, reverse=True):
         text_of_color[f"#{color_of(code):06x}"] = texts[code]
-    named = {text_of_color.get(key, key): name for name, key in lines if key}
+    names, keys = [name for name, _ in lines], [key for _, key in lines]
+    numbers = sorted(int(text) for text in present if text.isdigit())
+    if not any(keys) and not numbers:
+        keys = _VOC_COLORS[: len(names)]
+    named = {text_of_color.get(k, k): name for name, k in zip(names, keys, strict=False) if k}
     if len(present & named.keys()) < 2:
-        numbers = sorted(int(text) for text in present if text.isdigit())
-        named = _name_numbers(numbers, [name for name, _ in lines], are_values=not named)
+        named = _name_numbers(numbers, names, are_values=not any(keys))
     for black in present & {"0", "#000000"}:  # some tools list only objects
         if named and black not in named and BACKGROUND not in map(str.lower, named.values()):
             named = {black: BACKGROUND} | named
