@@ -167,9 +167,11 @@ def follow_file(
         order = [of_name[name] for name in names]
     order += [text for text in present if text not in order]
     if not names:
-        for text in order:
-            if text not in known and listed.get(text, "void").lower() in _VOID:
-                ignored.append(text)
+        new = [text for text in order if text not in known]
+        void = [text for text in new if listed.get(text, "").lower() in _VOID]
+        if len(listed) - len(void) > 1:  # void and one class are two classes
+            ignored += void
+        ignored += [text for text in new if text not in listed]
         if not known:
             names = [listed[text] for text in order if text not in ignored]
     return dict(enumerate(order)), names, ignored

@@ -246,6 +246,14 @@ def test_void_and_colors_that_the_file_lacks_are_ignored(tmp_path, capsys):
     assert_labels(tmp_path, [0, 2, 1, 3])
 
 
+def test_void_and_one_class_are_two_classes(tmp_path):
+    write(tmp_path, gray, classes=2)
+    (tmp_path / "classes.txt").write_text("void\nroad\n")
+    assert run(tmp_path) == 0
+    assert classes_of(tmp_path) == ["void", "road"]
+    assert_labels(tmp_path, [0, 1])
+
+
 UNUSED = {
     "other colors": ("labelmap.txt", "a:1,2,3::\nb:4,5,6::\n", colors),
     "lines for colors": ("classes.txt", "a\nb\nc", colors),

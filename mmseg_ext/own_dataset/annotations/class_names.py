@@ -69,10 +69,11 @@ def _find_files(masks: Collection[Path]) -> list[Path]:
 def _read(file: Path) -> list[tuple[str, str]]:
     """Return the name and the key of each line: #rrggbb, a value, or nothing."""
     text = file.read_text(encoding="utf-8-sig", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
-    lines = list(filter(None, lines))
-    found = []
-    for line in lines:
+    plain, found = [], []
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        plain.append((line.rstrip(":,; "), ""))
         name, numbers = "", []
         if match := _NUMBERS_FIRST.fullmatch(line):
             *numbers, name = match.groups()
@@ -84,7 +85,7 @@ def _read(file: Path) -> list[tuple[str, str]]:
     heads = int(file.suffix == ".csv")  # Pixel Value, Class
     if found[heads:] and all(key for _, key in found[heads:]):
         return [pair for pair in found if pair[1]]
-    return [(line.rstrip(":,; "), "") for line in lines]
+    return plain
 
 
 def _name_texts(lines: Sequence[tuple[str, str]], texts: Mapping[int, str]) -> dict[str, str]:
