@@ -5,6 +5,7 @@ missing part of a truncated JPEG with gray. Pillow raises a different exception 
 damage. `values` reads TIFFs, images of more than 8 bits, and other numbers of channels than three.
 """
 
+import contextlib
 import io
 import os
 from pathlib import Path
@@ -20,12 +21,15 @@ from mmseg_ext.images.values import (
     EXIF_ORIENTATION,
     IMAGE_SUFFIXES,
     Pixels,
+    any_size,
     is_tiff,
     read_pixels,
 )
 
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
+
+_OPENCV_PIXELS, _OPENCV_VARIABLE = 2**30, "OPENCV_IO_MAX_IMAGE_PIXELS"
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -73,8 +77,7 @@ def image_size(path: Path) -> tuple[int, int]:
         with tifffile.TiffFile(path) as file:
             page: Any = file.pages[0]
             return page.imagewidth, page.imagelength
-    Image.MAX_IMAGE_PIXELS = None  # the callers have a limit of their own
-    with Image.open(path) as image:
+    with any_size(), Image.open(path) as image:
         return image.size
 
 
@@ -99,9 +102,11 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
         UnreadableFileError: if `data`, read from `path`, is empty, truncated or not an image.
     """
     try:
-        image = mmcv.imfrombytes(data, flag=flag, backend=backend)
+        with contextlib.nullcontext() if backend == "cv2" else any_size():
+            image = mmcv.imfrombytes(data, flag=flag, backend=backend)
         if not _is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
-            Image.open(io.BytesIO(data)).load()
+            with any_size():
+                Image.open(io.BytesIO(data)).load()
     except Exception:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
     if image is None:
@@ -132,12 +137,20 @@ def _is_complete(data: bytes) -> bool:
 
 def _damage(data: bytes, path: str) -> UnreadableFileError:
     problem = "does not decode" if _is_complete(data) else "is truncated"
+    with contextlib.suppress(Exception), any_size():
+        width, height = Image.open(io.BytesIO(data)).size
+        if width * height > _OPENCV_PIXELS and _OPENCV_VARIABLE not in os.environ:
+            problem = (
+                f"has {width}x{height} pixels, more than OpenCV reads by default; set the "
+                f"environment variable {_OPENCV_VARIABLE}={width * height}, or cut it into tiles"
+            )
     return UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
 
 
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
-        return Image.open(io.BytesIO(data)).getexif().get(EXIF_ORIENTATION, 1)
+        with any_size():
+            return Image.open(io.BytesIO(data)).getexif().get(EXIF_ORIENTATION, 1)
     except Exception:  # `decode` reports the damage
         return 1

@@ -8,7 +8,8 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,25 @@ _MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretatio
 _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
 # Such as P5 4 3 255: the kind, width, height and white.
-_PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
+_PNM = re.compile(rb"P([2356])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
+
+_LIMIT = threading.Lock()  # while Pillow's limit is off
 
 ValueRange = Sequence[float] | Sequence[Sequence[float]]
+
+
+@contextlib.contextmanager
+def any_size() -> Iterator[None]:
+    """Let Pillow open files of any size in this block, then restore its limit.
+
+    The limit protects a server from strangers' files. The user chose these files.
+    """
+    with _LIMIT:
+        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
 
 
 @dataclass(frozen=True)
@@ -164,11 +181,11 @@ def is_tiff(data: bytes) -> bool:
 
 
 def is_deep(data: bytes) -> bool:
-    """Return whether a PNG, PPM or PGM has more than 8 bits."""
+    """Return whether a PNG, PPM or PGM has more than 8 bits, or declares another white than 255."""
     if data[:4] == b"\x89PNG":
         return data[24:25] == b"\x10"
     match = _PNM.match(data)
-    return match is not None and int(match[4]) > 255
+    return match is not None and int(match[4]) != 255
 
 
 def read_pixels(data: bytes, indices: bool = False) -> Pixels:
@@ -181,13 +198,18 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     if is_tiff(data):
         return _read_tiff(data, indices)
     if (match := _PNM.match(data)) and is_deep(data):
+        # Pillow stretches the values to 255, as the classes 0 to 2 of a mask.
         width, height, white = map(int, match.groups()[1:])
-        bands = {b"5": 1, b"6": 3}[match[1]]
-        count = height * width * bands
-        values = np.frombuffer(data, ">u2", count, match.end()).astype(np.uint16)
-        return Pixels(values.reshape(height, width, bands), white)
-    with Image.open(io.BytesIO(data)) as image:
-        pixels = picture_pixels(image, indices)
+        bands = 3 if match[1] in b"36" else 1
+        kind = ">u2" if white > 255 else "u1"
+        if match[1] in b"23":  # numbers as text
+            values = np.array(data[match.end() :].split(), kind)
+        else:
+            values = np.frombuffer(data, kind, height * width * bands, match.end())
+        return Pixels(values.astype(kind[-2:]).reshape(height, width, bands), white)
+    with any_size():
+        image = Image.open(io.BytesIO(data))
+    pixels = picture_pixels(image, indices)
     if not is_deep(data) or pixels.values.dtype == np.uint16:
         return pixels
     import cv2  # because Pillow reads color PNGs with 8 bits
@@ -206,7 +228,9 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     transparent = "transparency" in image.info  # a color, a value or an index
     if image.mode == "P" and indices:
         image.apply_transparency()
-        palette = np.array(image.getpalette("RGBA"), np.uint8).reshape(-1, 4)
+        known = np.array(image.getpalette("RGBA"), np.uint8).reshape(-1, 4)
+        palette = np.full((256, 4), 255, np.uint8)  # a file can lack the color of an index
+        palette[: len(known)] = known
     elif image.mode not in _PLAIN_MODES and image.mode[0] != "I":
         has_alpha = image.mode == "PA" or (image.mode == "P" and transparent)
         image = image.convert("RGBA" if has_alpha else "RGB")
@@ -230,8 +254,9 @@ def _read_tiff(data: bytes, indices: bool) -> Pixels:
             values = _tiff_values(series)
         except Exception:  # without imagecodecs tifffile lacks some compressions
             if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
-                with Image.open(io.BytesIO(data)) as image:
-                    return picture_pixels(image, indices)
+                with any_size():
+                    image = Image.open(io.BytesIO(data))
+                return picture_pixels(image, indices)
             values = None if "C" in axes else _by_opencv(data, page)
             if values is None:
                 raise

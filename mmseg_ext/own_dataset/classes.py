@@ -5,7 +5,7 @@ A label is a value: a number, and the text that a user knows, such as 17 and "17
 class, or 255 if its pixels are ignored. Further runs keep the class of each text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 
 IGNORED = 255
+_VOID = ("void", "ignore", "ignored", "__ignore__")  # names of what does not count
 
 
 def update_classes(
@@ -21,11 +22,12 @@ def update_classes(
     labels: Mapping[int, str],
     names: Sequence[str] | None = None,
     ignored: Sequence[str] = (),
+    listed: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, int], list[str]]:
     """Return classes and labels as `assign_classes`, if an earlier run had others, and notes.
 
     A label keeps its class, which `names` can rename. A new label gets a class at the end, or the
-    one with its name. A class without a label stays.
+    one with its name, which can be `listed`. A class without a label stays.
 
     Raises:
         ValueError: as `assign_classes`, and if no label is known.
@@ -44,13 +46,14 @@ def update_classes(
     needless = known.keys() - set(texts) - set(gone)  # was ignored before, and is gone
     ignored = [text for text in ignored if text not in needless]
     try:
-        own, assigned = assign_classes(_with_gone(labels, gone), names, ignored)
+        every = _with_gone(labels, gone, in_order=bool(listed) or BACKGROUND in texts)
+        own, assigned = assign_classes(every, names, ignored)
     except ValueError:  # perhaps `names` are those of the labels that are left
         own, assigned = assign_classes(labels, names, ignored)
     classes, of_text = list(before["classes"]), dict(known)
     notes = [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
     notes += _change_known(classes, of_text, own, assigned, names, ignored)
-    notes += _add_new(classes, of_text, own, assigned, known, names)
+    notes += _add_new(classes, of_text, own, assigned, known, names, listed or {})
     if names:
         classes += [name for name in own if name not in classes]
     for name in classes:
@@ -76,11 +79,11 @@ def _note_on_255(
     return [f"{note} --ignore 255"]
 
 
-def _with_gone(labels: Mapping[int, str], gone: Sequence[str]) -> dict[int, str]:
-    """Return all labels in order, with those that only earlier runs had."""
+def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -> dict[int, str]:
+    """Return all labels, with those that only earlier runs had at the end, or by their values."""
     every = dict(labels)
     for i, text in enumerate(gone):
-        if BACKGROUND in labels.values():  # labels are names
+        if in_order:
             every[max(labels) + 1 + i] = text
         else:
             every[int(text.replace("#", "0x"), 0)] = text
@@ -119,6 +122,7 @@ def _add_new(
     assigned: Mapping[str, int],
     known: Mapping[str, int],
     names: Sequence[str] | None,
+    listed: Mapping[str, str],
 ) -> list[str]:
     """Add the labels that have no class yet, and their classes; return notes."""
     are_names = BACKGROUND in assigned
@@ -130,8 +134,8 @@ def _add_new(
             continue
         if of_text.get(text, IGNORED) != IGNORED:
             continue
-        has_name = names or are_names
-        name = own[i] if has_name else f"class_{len(classes)}"
+        has_name = names or are_names or text in listed
+        name = own[i] if names or are_names else listed.get(text, f"class_{len(classes)}")
         if name not in classes or not has_name:
             notes.append(f"{text} is new: {name} is class {len(classes)}")
             classes.append(name)
@@ -139,8 +143,42 @@ def _add_new(
     return notes
 
 
+def follow_file(
+    labels: Mapping[int, str],
+    listed: Mapping[str, str],
+    known: Collection[str],
+    names: Sequence[str] | None,
+    ignored: Sequence[str],
+) -> tuple[Mapping[int, str], Sequence[str] | None, list[str]]:
+    """Return labels in the order of a file with names, the names, and what is ignored.
+
+    The file gives the texts `listed` their names. Without other `names` a new project has all
+    these classes but void, and texts that are not listed are ignored. `names` of colors, which have
+    no order, are in the order of the file, or the file's own names in another order. `known` texts
+    of an earlier run stay.
+    """
+    of_name = {name: text for text, name in listed.items()}
+    ignored = [of_name.get(text, text) for text in ignored]
+    present = labels.values()
+    if names and not any(text.startswith("#") for text in present):
+        return labels, names, ignored
+    order = [text for text in listed if not known or text in known or text in present]
+    if names and set(names) <= of_name.keys():
+        order = [of_name[name] for name in names]
+    order += [text for text in present if text not in order]
+    if not names:
+        new = [text for text in order if text not in known]
+        void = [text for text in new if listed.get(text, "").lower() in _VOID]
+        if len(listed) - len(void) > 1:  # void and one class are two classes
+            ignored += void
+        ignored += [text for text in new if text not in listed]
+        if not known:
+            names = [listed[text] for text in order if text not in ignored]
+    return dict(enumerate(order)), names, ignored
+
+
 def assign_classes(
-    labels: Mapping[int, str], names: Sequence[str] | None = None, ignored: Sequence[str] = ()
+    labels: Mapping[int, str], names: Sequence[str] | None = None, ignored: Collection[str] = ()
 ) -> tuple[list[str], dict[str, int]]:
     """Return the classes, and the class of each label; 255 for ignored labels.
 
@@ -155,7 +193,8 @@ def assign_classes(
     if len(labels) == 1:
         raise ValueError(f"all masks have the value {texts[0]}; at least two values are needed")
     there_are = f"there are {len(labels)} values: {join_names(texts)}"
-    unknown = set(ignored) - set(texts)
+    ignored = set(ignored)
+    unknown = ignored - set(texts)
     if unknown:
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
     left = {number: text for number, text in labels.items() if text not in ignored}
@@ -175,7 +214,7 @@ def assign_classes(
 
 
 def _assign_names(
-    texts: Sequence[str], names: Sequence[str] | None, ignored: Sequence[str]
+    texts: Sequence[str], names: Sequence[str] | None, ignored: Collection[str]
 ) -> tuple[list[str], dict[str, int]]:
     """Return the classes and the class of each label, if labels are names."""
     classes = list(names or texts)

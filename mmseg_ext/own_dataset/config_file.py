@@ -13,10 +13,10 @@ from typing import Any
 import cv2
 import numpy as np
 from mmengine.config import Config
-from PIL import Image
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
+from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
@@ -217,7 +217,7 @@ def about_reduction(train: Summary, side: int) -> str:
         return ""
     pixels, narrow = np.zeros((2, len(train.classes)))
     for sample in evenly(train.samples, _MAPS_LOOKED_AT):
-        label = np.asarray(Image.open(sample["seg_map_path"]))
+        label = read(read_bytes(sample["seg_map_path"]), sample["seg_map_path"]).values[..., 0]
         if max(label.shape) > side:
             in_image = _count_narrow(label, side, len(train.classes))
             pixels += in_image[0]

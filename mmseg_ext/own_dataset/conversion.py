@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.images.values import IMAGE_SUFFIXES, declared
+from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Reader
@@ -137,7 +137,9 @@ def write_pair(
 def _write_image(pair: Pair, photo: Photo, target: Path) -> None:
     """Link to the image of a pair; write it upright if it is not."""
     if photo.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
-        with Image.open(pair.image) as image, atomic_write(target) as part:
+        with any_size():
+            image = Image.open(pair.image)
+        with image, atomic_write(target) as part:
             ImageOps.exif_transpose(image).save(part, image.format, quality=95)
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,12 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
-from mmseg_ext.errors import LabelError, UnreadableFileError
+from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
 from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.index_map import StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, notes_of, values_of
 from mmseg_ext.own_dataset.check import Summary
-from mmseg_ext.own_dataset.classes import IGNORED, update_classes
+from mmseg_ext.own_dataset.classes import IGNORED, follow_file, update_classes
 from mmseg_ext.own_dataset.conversion import (
     ReadPair,
     class_table,
@@ -112,7 +112,7 @@ def make_project(
     _write_state(folder, found, left_out)
     return Project(
         labels=found.of_text,
-        colors={found.of_text[text]: color for text, color in legend.colors.items()},
+        colors={found.of_text.get(t, IGNORED): rgb for t, rgb in legend.colors.items()},
         summaries=summaries,
         left_out=left_out,
         example=(pairs[0].image, *pairs[0].annotation.paths),
@@ -177,17 +177,21 @@ def _choose_classes(
     """
     file = data / _CLASSES_FILE
     before = json.loads(file.read_text()) if file.is_file() else None
-    if legend.problem and not names and before is None:
+    are_named = bool(names or legend.names or before)
+    if legend.problem and not are_named:
         raise ValueError(legend.problem)
     ignored = list(ignored)
     for text in reader.ignored:
         if text in legend.labels.values():
             ignored.append(text)
-    given = names
-    if not names and before is None:
+    labels, listed, given = legend.labels, legend.names, names
+    if listed:
+        known = before["labels"] if before else ()
+        labels, given, ignored = follow_file(labels, listed, known, names, ignored)
+    elif not names and before is None:
         given = reader.class_names
     try:
-        found, of_text, notes = update_classes(before, legend.labels, given, ignored)
+        found, of_text, notes = update_classes(before, labels, given, ignored, listed)
     except ValueError as error:
         where = "" if before is None else f"{data.parent}: "
         hint = f"; {legend.hint}" if legend.hint else ""
@@ -195,6 +199,11 @@ def _choose_classes(
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)
+    expected = {*listed, *reader.ignored}
+    lacking = [text for text in legend.labels.values() if text not in expected]
+    if listed and lacking and not names:
+        count = f"the file with names lacks {len(lacking)} values ({join_names(lacking)})"
+        notes.append(f"{count}; new ones are ignored; add lines for those that are classes")
     return _Classes(found, of_text, notes)
 
 

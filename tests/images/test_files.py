@@ -4,6 +4,7 @@ import io
 import struct
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
@@ -14,8 +15,9 @@ from PIL import Image, ImageOps
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import image_size  # of an image without decoding it
+from mmseg_ext.images.files import decode, image_size, orientation, read  # of any picture
 from mmseg_ext.images.values import picture_pixels, read_page, tiff_file, tiff_images
+from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
 NOISE = np.random.RandomState(0).randint(0, 256, (40, 48, 6), dtype=U8)
@@ -297,3 +299,45 @@ def test_reduced_pages_are_no_images(tmp_path):
     with tiff_file(tmp_path / "a.tif") as file:
         assert [len(pages) for pages in tiff_images(file)] == [1, 1]
     assert read_page(tmp_path / "a.tif", 1).values.shape == (32, 32, 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_pillows_limit_is_not_for_chosen_files_and_stays(monkeypatch, tmp_path):
+    """It refuses more than twice so many pixels, and warns from there on; also in threads."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    data, label = picture(NOISE[..., :4], "PNG"), picture(GRAY, "PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: read(data, "a.png").values, range(40)))
+    assert all(np.array_equal(values, NOISE[..., :4]) for values in found)
+    assert np.array_equal(decode(label, "a.png", "unchanged", "pillow"), GRAY)
+    photo = picture(RGB, "JPEG") + b"more"  # as some cameras write, so Pillow looks at it
+    assert decode(photo, "a.jpg", "color", "cv2").shape == RGB.shape
+    assert image_size(tmp_path / "a.png") == (48, 40)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert orientation(picture(RGB, "JPEG", exif=exif)) == 6
+    with pytest.raises(UnreadableFileError):
+        read(data[:200], "a.png")
+    assert Image.MAX_IMAGE_PIXELS == 9
+
+
+def test_opencvs_limit_is_a_line_with_its_variable(monkeypatch):
+    """It holds for a process, from its start on."""
+    monkeypatch.delenv("OPENCV_IO_MAX_IMAGE_PIXELS", raising=False)
+    data = bytearray(picture(GRAY, "PNG"))
+    data[16:24] = struct.pack(">II", 40000, 30000)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    size, step = "40000x30000", "OPENCV_IO_MAX_IMAGE_PIXELS=1200000000"
+    with raises_message(UnreadableFileError, size, where="a.png: has", todo=step):
+        decode(bytes(data), "a.png", "color", "cv2")
+    data[16:24] = struct.pack(">II", 400, 300)  # of a damaged file
+    with raises_message(UnreadableFileError, where="a.png: does not decode"):
+        decode(bytes(data), "a.png", "color", "cv2")
+
+
+def test_declared_white_of_photos_counts():
+    """OpenCV reads such values as they are, so a photo of 7 bits would be dark."""
+    pixels = RGB // 2
+    data = b"P6 48 40 127\n" + pixels.tobytes()
+    assert np.array_equal(load(data), np.rint(pixels / 127 * 255)[..., ::-1])

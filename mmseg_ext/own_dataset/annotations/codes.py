@@ -6,6 +6,7 @@ Whether index or color counts is decided after all masks are read. The index of 
 largest part, so 0 is black, as the index 0 of gray values and of most palettes.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mmseg_ext.images.values import Pixels, is_tiff, read_pixels
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
+NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data
 TWO_CLASSES = "run: mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
 _BLACK = COLOR << 40
 _RGB = np.array([0x10000, 0x100, 1])
@@ -52,17 +54,23 @@ def read_mask(path: Path) -> IndexMap:
     pixels = read_pixels(data, indices=True)
     if is_tiff(data):
         pixels = pixels.upright()
+    missing = np.zeros(pixels.values.shape[:2], bool)
+    if pixels.missing:  # many programs declare 0, which is mostly the background
+        missing = (pixels.values == pixels.missing).all(2)
+        pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
     values = _whole_numbers(pixels)
     if values.shape[2] == 1:
         found = index_map(values[..., 0])
         found.values = _codes_of(np.array(found.values), pixels.palette).tolist()
     else:
-        found = index_map(_color_codes(values))
+        found = index_map(_packed_colors(values))
+        found.values = _codes_of_colors(np.array(found.values)).tolist()
     transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
-    if not transparent.any():
+    if not (transparent | missing).any():
         return found
     codes = np.array(found.values)[found.indices]
     codes[transparent] = _BLACK  # an eraser leaves any color
+    codes[missing] = NODATA
     return index_map(codes)
 
 
@@ -95,11 +103,19 @@ def _codes_of(values: np.ndarray, palette: np.ndarray | None) -> np.ndarray:
     return codes
 
 
-def _color_codes(colors: np.ndarray) -> np.ndarray:
-    """Return the codes of colors (H, W, 3) of 8 bits, or of 16 bits that repeat 8; (H, W)."""
+def _packed_colors(colors: np.ndarray) -> np.ndarray:
+    """Return colors (H, W, 3) of 8 bits, or of 16 bits that repeat 8, as 0xRRGGBB; (H, W)."""
     if colors.max() > 255:
         if (colors % 257).any():
             raise ValueError("colors of 16 bits; save them with 8 bits")
         colors = colors // 257
-    largest = colors.max(2).astype(np.int64)
-    return COLOR << 40 | largest << 24 | colors @ _RGB
+    packed = np.zeros(colors.shape[:2], np.int32)
+    for band in range(3):
+        packed = packed << 8 | colors[..., band]
+    return packed
+
+
+def _codes_of_colors(colors: np.ndarray) -> np.ndarray:
+    """Return the codes of colors 0xRRGGBB."""
+    largest = np.maximum.reduce([colors >> 16, colors >> 8 & 255, colors & 255])
+    return COLOR << 40 | largest << 24 | colors

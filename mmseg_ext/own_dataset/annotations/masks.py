@@ -5,22 +5,26 @@ disagree on an index, else gray values and indices. If there are several masks o
 one class, `class_masks` reads them.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from mmseg_ext.datasets.nuclei import draw_labels
+from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations import class_masks
 from mmseg_ext.own_dataset.annotations.annotation import (
     Annotation,
     annotations_below,
     reading,
 )
+from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
     GRAY,
+    NODATA,
     PALETTE,
     TWO_CLASSES,
     color_of,
@@ -41,7 +45,8 @@ from mmseg_ext.own_dataset.selection import evenly
 
 _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
-_SMOOTH = 40  # values from 0 to 255; fewer are perhaps classes, such as those of Cityscapes
+_BLENDS = 3  # values; fewer can be classes at borders
+_SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
 _MASKS_LOOKED_AT = 8  # to find out whether values number objects
 OBJECT = "object"
 OBJECT_VALUES = ("no object", OBJECT, "border")
@@ -51,6 +56,7 @@ class Masks(Reader):
     """Masks with a gray value, palette index or color for each class, or a mask for each class."""
 
     suffixes = MASK_SUFFIXES
+    ignored = ("nodata",)
     can_have_classes = True
     has_background = False
 
@@ -71,14 +77,21 @@ class Masks(Reader):
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         if any(part.annotation.classes for part in maps):
             return class_masks.describe(maps)
-        codes = values_of(maps)
+        every = values_of(maps)
+        codes = every - {NODATA}
         colored = _colors_count(codes)
         number_of = color_of if colored else index_of
         labels = {}
         for number in sorted(set(map(number_of, codes))):
             labels[number] = f"#{number:06x}" if colored else str(number)
         texts = {code: labels[number_of(code)] for code in codes}
-        legend = Legend(labels, texts, _colors(texts))
+        masks = {path for part in maps for path in part.annotation.paths}
+        names, notes = find_names(masks, texts)
+        colors = _colors(texts)
+        for text in names:  # also of classes that no mask has
+            if text.startswith("#"):
+                colors.setdefault(text, list(bytes.fromhex(text[1:])))
+        legend = Legend(labels, texts, colors, notes=notes, names=names)
         if not colored and _number_objects(maps):
             text = (
                 f"the values up to {max(labels)} seem to number objects, because each is one "
@@ -89,10 +102,10 @@ class Masks(Reader):
             else:
                 path = maps[0].annotation.path
                 legend.problem = f"{path}: {text}, or name the classes with --classes"
-        elif not colored and len(labels) > _SMOOTH and {0, 255} <= labels.keys():
-            legend.hint = (
-                f"if {len(labels)} values are two classes with smooth edges, {TWO_CLASSES}"
-            )
+        else:
+            legend.hint = _hint_at_blends(labels, texts, maps, number_of)
+        if NODATA in every:
+            labels[-1] = texts[NODATA] = self.ignored[0]
         return legend
 
 
@@ -162,6 +175,42 @@ def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     for code in sorted(texts, reverse=True):
         colors[texts[code]] = list(color_of(code).to_bytes(3, "big"))
     return colors
+
+
+def _hint_at_blends(
+    labels: Mapping[int, str],
+    texts: Mapping[int, str],
+    maps: Sequence[StoredMap],
+    number_of: Callable,
+) -> str:
+    """Return a hint if values are mostly between others, as interpolation makes them at borders."""
+    if len(labels) < _BLENDS + 2:
+        return ""
+    pixels: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # all, and between others
+    files: dict[str, Path] = {}  # a mask with each text
+    for part in evenly(maps, _MASKS_LOOKED_AT):
+        indices = part.load()[:_SIDE, :_SIDE]
+        mask = number_of(np.array(part.values)).astype(np.float32)[indices]
+        is_between = (cv2.erode(mask, _AROUND) < mask) & (mask < cv2.dilate(mask, _AROUND))
+        counts = []
+        for chosen in (indices.ravel(), indices[is_between]):
+            counts.append(np.bincount(chosen, minlength=len(part.values)))
+        for value, *count in zip(part.values, *counts, strict=True):
+            text = texts.get(value, "")
+            pixels[text] += count
+            files.setdefault(text, part.annotation.path)
+    blends = [text for text in labels.values() if 2 * pixels[text][1] > pixels[text][0]]
+    if len(blends) < _BLENDS:
+        return ""
+    paths = list(dict.fromkeys(str(files[text]) for text in blends))
+    todo = "export them again, resize them with nearest neighbor, or --ignore these values"
+    if {"0", "255"} <= set(labels.values()):
+        todo += f"; for two classes {TWO_CLASSES}"
+    return (
+        f"the masks look resized or smoothed, because {len(blends)} of {len(labels)} values "
+        f"({join_names(blends)}) are mostly between others at borders, as in "
+        f"{join_names(paths, 3)}; {todo}"
+    )
 
 
 def _number_objects(maps: Sequence[StoredMap]) -> bool:

@@ -25,6 +25,8 @@ class Legend:
     hint: str = ""  # what the values could be instead
     problem: str = ""  # why the values are no classes, unless the user names them
     notes: Sequence[str] = ()  # what a user should know
+    # The names that a file gives to texts, in its order; also to texts that no annotation has.
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def legend_of_names(labels: Sequence[str]) -> Legend:
