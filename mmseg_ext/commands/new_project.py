@@ -44,7 +44,10 @@ scenes; non-commercial use only, which then also holds for your model).
     kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
     kinds.add_argument("--yolo", type=Path, metavar="DIR", help=".txt with polygons, data.yaml")
     kinds.add_argument("--geojson", type=Path, metavar="DIR", help="polygons, as QuPath exports")
-    parser.add_argument("--objects", action="store_true", help="masks have a number per object")
+    values = parser.add_mutually_exclusive_group()
+    values.add_argument("--objects", action="store_true", help="masks have a number per object")
+    binary = "masks are black and white, perhaps with smooth edges or as JPEG"
+    values.add_argument("--binary", action="store_true", help=binary)
     missing = "photos without a file of annotations show only background"
     parser.add_argument("--background-without-annotation", action="store_true", help=missing)
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="in the order of the values")
@@ -122,11 +125,12 @@ def _find_annotations(args: argparse.Namespace) -> "Reader":
     from mmseg_ext.own_dataset.annotations.coco import Coco
     from mmseg_ext.own_dataset.annotations.geojson import Geojson
     from mmseg_ext.own_dataset.annotations.labelme import Labelme
-    from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
+    from mmseg_ext.own_dataset.annotations.masks import BinaryMasks, Masks, ObjectMasks
     from mmseg_ext.own_dataset.annotations.yolo import Yolo
 
-    if args.objects and not args.masks:
-        raise ValueError("--objects: reads masks; give --masks DIR")
+    for flag in ("objects", "binary"):
+        if vars(args)[flag] and not args.masks:
+            raise ValueError(f"--{flag}: reads masks; give --masks DIR")
     if args.background_without_annotation and args.masks:
         raise ValueError(
             "--background-without-annotation: is for polygons; save a mask of only background for "
@@ -134,6 +138,8 @@ def _find_annotations(args: argparse.Namespace) -> "Reader":
         )
     if args.objects:
         return ObjectMasks.find(args.masks)
+    if args.binary:
+        return BinaryMasks.find(args.masks)
     if args.masks:
         return Masks.find(args.masks)
     if args.coco:

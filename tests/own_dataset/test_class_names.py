@@ -312,7 +312,7 @@ BLENDED = {
     "gray": (enlarged(cv2.INTER_LINEAR, 4), "--ignore"),
     "cubic": (enlarged(cv2.INTER_CUBIC, 40), "--ignore"),
     "colors": (lambda label: enlarged(cv2.INTER_LINEAR)(COLORS[label]), "--ignore"),
-    "two classes": (lambda label: enlarged(cv2.INTER_LINEAR, 255)(label // 2), "-threshold 50%"),
+    "two classes": (lambda label: enlarged(cv2.INTER_LINEAR, 255)(label // 2), "--binary"),
     "JPEG": (jpeg, "nearest neighbor"),
 }
 

@@ -1,6 +1,7 @@
 """`new_project`: annotations of every format, pairs, splits, second runs, and the config."""
 
 import base64
+import contextlib
 import importlib
 import io
 import json
@@ -598,10 +599,43 @@ def test_smooth_edges_bring_a_hint(flags, tmp_path, capsys):
         save(tmp_path / f"masks/{i:02d}.png", mask)
     assert run(tmp_path, *flags) == (1 if flags else 0)
     captured = capsys.readouterr()
-    assert "-threshold 50% MASKS/*" in (captured.err if flags else captured.out)
+    assert "--binary" in (captured.err if flags else captured.out)
     shutil.copytree(tmp_path / "images", tmp_path / "jpeg")
     assert run(tmp_path, "--masks", str(tmp_path / "jpeg")) == 1
-    assert "-threshold 50% MASKS/*" in capsys.readouterr().err
+    assert "--binary" in capsys.readouterr().err
+
+
+BINARY = {  # how masks of the values 0 and 255 are saved
+    "smooth": ("png", lambda mask: cv2.GaussianBlur(mask, (5, 5), 0)),
+    "JPEG": ("jpg", lambda mask: mask),
+    "color": ("png", lambda mask: np.stack([mask, mask // 3, mask // 9], axis=2)),
+    "16 bits": ("tif", lambda mask: cv2.GaussianBlur(mask * np.uint16(257), (5, 5), 0)),
+    "palette": ("png", lambda mask: mask // 255),
+}
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_black_and_white_masks(kind, tmp_path, capsys):
+    """An edge is where the value is half of white; one photo shows no object."""
+    suffix, change = BINARY[kind]
+    save_images(tmp_path / "images", 4)
+    masks = {}
+    for i in range(4):
+        mask = np.zeros(SIZE[::-1], np.uint8)
+        mask[8:16, 8 : 16 + 8 * i] = 255 * (i > 0)
+        masks[f"{i:02d}"] = mask // 255
+        colors = np.array([[0, 0, 0], [250, 240, 230]], np.uint8) if kind == "palette" else None
+        save(tmp_path / f"masks/{i:02d}.{suffix}", change(mask), colors)
+    assert run(tmp_path, "--binary") == 0
+    assert "values: 0 is class_0, 255 is class_1" in capsys.readouterr().out
+    for name, label in label_maps(tmp_path).items():
+        corners = (label != masks[name[-2:]]).sum()  # blur rounds them
+        assert corners <= (4 if kind in ("smooth", "16 bits") else 0), name
+    write_coco(tmp_path / "all.json", range(4))
+    for flags in (["--coco", str(tmp_path / "all.json"), "--binary"], ["--binary", "--objects"]):
+        with contextlib.suppress(SystemExit):  # of two flags that exclude each other
+            assert run(tmp_path, *flags) == 1
+        assert "--binary" in capsys.readouterr().err
 
 
 def test_transparent_pixels_are_background(tmp_path):

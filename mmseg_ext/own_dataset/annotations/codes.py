@@ -17,7 +17,6 @@ from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
 NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data
-TWO_CLASSES = "run: mkdir NEW; magick mogrify -path NEW -format png -threshold 50% MASKS/*"
 _BLACK = COLOR << 40
 _RGB = np.array([0x10000, 0x100, 1])
 
@@ -42,16 +41,18 @@ def is_gray(code: int) -> bool:
     return color_of(code) % 0x10101 == 0
 
 
-def read_mask(path: Path) -> IndexMap:
+def read_mask(path: Path, binary: bool = False) -> IndexMap:
     """Return a mask file as an index map whose values are codes; one can be there twice.
+
+    With `binary` the brighter half of the values becomes white, and the others black.
 
     Raises:
         ValueError: if the file is no mask.
     """
     data = path.read_bytes()
-    if data.startswith(b"\xff\xd8"):
-        raise ValueError(f"JPEG changes a mask; export PNG, or for two classes {TWO_CLASSES}")
-    pixels = read_pixels(data, indices=True)
+    if data.startswith(b"\xff\xd8") and not binary:
+        raise ValueError("JPEG changes a mask; export PNG, or if all are black and white, --binary")
+    pixels = read_pixels(data, indices=not binary)
     if is_tiff(data):
         pixels = pixels.upright()
     missing = np.zeros(pixels.values.shape[:2], bool)
@@ -59,6 +60,9 @@ def read_mask(path: Path) -> IndexMap:
         missing = (pixels.values == pixels.missing).all(2)
         pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
     values = _whole_numbers(pixels)
+    if binary:
+        is_white = values.max(2, keepdims=True) > np.iinfo(values.dtype).max // 2
+        values = np.where(is_white, np.uint8(255), np.uint8(0))
     if values.shape[2] == 1:
         found = index_map(values[..., 0])
         found.values = _codes_of(np.array(found.values), pixels.palette).tolist()

@@ -8,6 +8,7 @@ one class, `class_masks` reads them.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import cv2
 import numpy as np
@@ -26,7 +27,6 @@ from mmseg_ext.own_dataset.annotations.codes import (
     GRAY,
     NODATA,
     PALETTE,
-    TWO_CLASSES,
     color_of,
     index_of,
     is_gray,
@@ -60,6 +60,8 @@ class Masks(Reader):
     can_have_classes = True
     has_background = False
 
+    binary: ClassVar[bool] = False  # see `read_mask`
+
     @classmethod
     def find(cls, folder: Path) -> "Masks":
         """Return the masks below a folder, or of a pattern; see `keyed_files`."""
@@ -69,9 +71,9 @@ class Masks(Reader):
         if annotation.classes:
             return class_masks.read(annotation, sizes)
         with reading(annotation.path):
-            found = at_image_size(read_mask(annotation.path), sizes)
+            found = at_image_size(read_mask(annotation.path, self.binary), sizes)
             for path in annotation.paths[1:]:
-                found = _larger(found, at_image_size(read_mask(path), sizes))
+                found = _larger(found, at_image_size(read_mask(path, self.binary), sizes))
         return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
@@ -107,6 +109,13 @@ class Masks(Reader):
         if NODATA in every:
             labels[-1] = texts[NODATA] = self.ignored[0]
         return legend
+
+
+class BinaryMasks(Masks):
+    """Black and white masks; gray values of smooth edges and of JPEG become one of the two."""
+
+    can_have_classes = False
+    binary = True
 
 
 class ObjectMasks(Reader):
@@ -205,7 +214,7 @@ def _hint_at_blends(
     paths = list(dict.fromkeys(str(files[text]) for text in blends))
     todo = "export them again, resize them with nearest neighbor, or --ignore these values"
     if {"0", "255"} <= set(labels.values()):
-        todo += f"; for two classes {TWO_CLASSES}"
+        todo += "; for two classes start a new project with --binary"
     return (
         f"the masks look resized or smoothed, because {len(blends)} of {len(labels)} values "
         f"({join_names(blends)}) are mostly between others at borders, as in "
