@@ -4,10 +4,12 @@
 their names (`matching`). Masks of one class each, several for an image, become one annotation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmseg_ext.errors import join_names
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.class_masks import problem_of
@@ -27,7 +29,7 @@ _NAME_CLASSES = (
     "; if the masks are of one class each, name the class, such as a_leaf.png and a_stem.png or "
     "a_class1.png and a_class2.png, for at least two images"
 )
-_UNCLEAR = "no annotation, or several, or several images have this name"
+_UNCLEAR = "no annotation fits its name, or several do"
 _MISSING = "no annotation; if it shows only background, use --background-without-annotation"
 
 
@@ -98,17 +100,19 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     fits = match(list(sources.images.values()), _keys(annotations), exact=reader.names_images)
     pairs: list[Pair] = []
     used: set[int] = set()
-    names = {annotation.key.path.name for annotation in annotations}
+    images_of = _by_name(sources.images.items())
+    annotations_of = _by_name([(each.path, each.key) for each in annotations])
     first: dict[Key, Path] = {}  # the first image of each split and name
     for (image, key), numbers in zip(sources.images.items(), fits, strict=True):
         used.update(numbers)
         fitting = [annotations[number] for number in numbers]
-        can_be_missing = reader.has_background and key.path.name not in names
+        can_be_missing = reader.has_background and key.path.name not in annotations_of
         is_missing = can_be_missing and not numbers
         if is_missing and reader.missing_is_background:
             fitting = [Annotation(key, (image,), is_missing=True)]
         elif not numbers:
-            left_out.append(f"{image}: {_MISSING if is_missing else _UNCLEAR}")
+            repeated = _about_repeated(key, images_of, annotations_of)
+            left_out.append(f"{image}: {_MISSING if is_missing else repeated or _UNCLEAR}")
             continue
         pair = _make_pair(image, key, fitting)
         place = Key(pair.split or "train", pair.name)
@@ -119,12 +123,35 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
         pairs.append(pair)
     pairs.sort(key=lambda pair: pair.annotation.is_missing)  # a message shows the first pair
     if not used:
-        raise ValueError(_explain_no_pair(sources, annotations, reader, problem))
+        repeated = ""
+        for key in list(sources.images.values())[:1]:
+            repeated = _about_repeated(key, images_of, annotations_of)
+        raise ValueError(_explain_no_pair(sources, annotations, reader, repeated, problem))
     _set_splits_in_names(pairs)
     for number, annotation in enumerate(annotations):
         if number not in used:
             left_out.append(f"{annotation.path}: no image {annotation.image_name}".rstrip())
     return pairs, left_out
+
+
+def _by_name(files: Iterable[tuple[Path, Key]]) -> dict[str, list[str]]:
+    """Return the files of each name without folders."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, key in files:
+        found[key.path.name].append(str(path))
+    return found
+
+
+def _about_repeated(
+    key: Key, images: Mapping[str, list[str]], annotations: Mapping[str, list[str]]
+) -> str:
+    """Return which images or annotations have the name of an image, if several do."""
+    name = key.path.name
+    for kind, files in (("annotations", annotations), ("images", images)):
+        same = files.get(name, [])
+        if len(same) > 1:
+            return f"{len(same)} {kind} are called {name} ({join_names(same)}); give one folder"
+    return ""
 
 
 def _keys(annotations: Sequence[Annotation]) -> list[Key]:
@@ -194,6 +221,7 @@ def _explain_no_pair(
     sources: Sources,
     annotations: Sequence[Annotation],
     reader: Reader,
+    repeated: str,
     problem: str,
 ) -> str:
     """Return the reason why there is no pair, and the next step."""
@@ -206,6 +234,7 @@ def _explain_no_pair(
     else:
         image, annotation = next(iter(sources.images)), annotations[0]
         reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
+        reason = repeated or reason
         found = format_of(annotation.path)
         if found and reader.flag not in found:
             reason = f"{annotation.path} {found}"

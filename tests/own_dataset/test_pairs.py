@@ -13,6 +13,7 @@ from mmseg_ext.own_dataset.annotations.masks import Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
 from tests.datasets.trees import save
+from tests.messages import check_message, raises_message
 
 CITY = "aachen/aachen_000000_000019", "aachen/aachen_000001_000019", "bochum/bochum_000000_000313"
 SEQUENCES = "0001TP_006690", "0016E5_00390", "Seq05VD_f00000"
@@ -254,6 +255,21 @@ def test_what_is_not_certain_is_left_out(tmp_path):
     write(tmp_path, ["u/cat.png", "u/dog.png", "v/bird.png", "v/cow.png"])
     with pytest.raises(ValueError, match=r"cat\.png with .*bird\.png"):
         find(tmp_path, "u", "v")
+
+
+def test_annotations_with_one_name_are_listed(tmp_path):
+    """As of VOC, whose second folder numbers objects; also if other images have a pair."""
+    write(tmp_path / "voc/JPEGImages", ["1.jpg", "2.jpg"])
+    for folder in ("SegmentationClass", "SegmentationObject"):
+        write(tmp_path / "voc" / folder, ["1.png", "2.png"])
+    both = [tmp_path / f"voc/Segmentation{kind}/1.png" for kind in ("Class", "Object")]
+    with raises_message(ValueError, *both, 2, where=tmp_path / "voc", todo="folder"):
+        find(tmp_path, "voc", "voc")
+    write(tmp_path, ["voc/JPEGImages/3.jpg", "voc/SegmentationClass/3.png"])
+    reader = Masks.find(tmp_path / "voc")
+    pairs, left_out = find_pairs(tmp_path / "voc", reader, tmp_path / "project/data")
+    assert [pair.image.name for pair in pairs] == ["3.jpg"]
+    check_message(left_out[0], *both, where=tmp_path / "voc/JPEGImages/1.jpg", todo="folder")
 
 
 def test_numbers_with_and_without_zeros(tmp_path):
