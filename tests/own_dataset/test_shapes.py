@@ -115,6 +115,27 @@ def test_small_objects_of_coco_cover_large_ones(area, form, tmp_path):
     assert np.array_equal(label, expected()) and not notes
 
 
+@pytest.mark.parametrize("folder", ["a", "."])
+def test_panoptic_coco(folder, tmp_path):
+    """A color of the PNG is the number of a segment; 0 and unknown numbers are background."""
+    numbers = [7, 300, 70_000]  # of OBJECTS, as red, green and blue below
+    colors = np.array([[0, 0, 0], [44, 1, 0], [7, 0, 0], [112, 17, 1], [9, 9, 9]], np.uint8)
+    mask = expected()  # house, window and door are 1, 2 and 3
+    mask[0, :9] = 4
+    save(tmp_path / folder / "b.png", colors[mask])
+    content = coco(form=lambda box: [])
+    segments = []
+    for number, (kind, _) in zip(numbers, OBJECTS, strict=True):
+        segments.append(dict(id=number, category_id=kind))
+    content["annotations"] = [dict(image_id=1, file_name="b.png", segments_info=segments)]
+    path = write_json(tmp_path / "a.json", content)
+    label, notes = read(Coco.find([path]))
+    assert np.array_equal(label, expected()) and not notes
+    (tmp_path / folder / "b.png").unlink()
+    with raises_message(LabelError, tmp_path / "b.png", where=path):
+        read(Coco.find([path]))
+
+
 def test_crowds_are_objects(tmp_path):
     """A segmentation's form counts, not `iscrowd`, which says that there are several objects."""
     for crowd, form in ((1, flat), (0, lengths), (1, lengths)):

@@ -51,7 +51,7 @@ def reading(path: Path, image_name: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         where = f"{path}: {image_name}" if image_name else str(path)
-        reason = error if isinstance(error, ValueError) else repr(error)
+        reason = error if isinstance(error, (ValueError, OSError)) else repr(error)
         raise LabelError(f"{where}: cannot be read ({reason})") from error
 
 

@@ -1,6 +1,7 @@
 """COCO files: polygons and run lengths of the images that they list, by category.
 
-Classes follow the background by the numbers of the categories. Small objects cover large ones.
+Classes follow the background by the numbers of the categories. Small objects cover large ones. A
+panoptic file describes the colors of PNG files, which are in a folder with its name or next to it.
 """
 
 import json
@@ -18,8 +19,9 @@ from mmseg_ext.own_dataset.annotations.annotation import (
     path_of_name,
     reading,
 )
+from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
 from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap, at_image_size
 from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, draw, label_of, shape_of
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names
 from mmseg_ext.own_dataset.matching import Key, key_of, split_in
@@ -73,6 +75,8 @@ class Coco(Reader):
         with reading(annotation.path, annotation.image_name):
             shapes = []
             for item in image.objects:
+                if "segments_info" in item:
+                    return _read_panoptic(annotation.path, item, image.categories, sizes)
                 label, form = image.categories[item["category_id"]], item.get("segmentation")
                 if isinstance(form, dict):
                     shapes.append(Shape(label, run_lengths=form))
@@ -83,6 +87,22 @@ class Coco(Reader):
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         return legend_of_names(list(dict.fromkeys([BACKGROUND, *self.categories])))
+
+
+def _read_panoptic(
+    path: Path, item: dict[str, Any], categories: dict[Any, str], sizes: Sequence[tuple[int, int]]
+) -> IndexMap:
+    """Return a PNG of a panoptic file: a color is the number of a segment, red its lowest byte."""
+    file = path.with_suffix("") / item["file_name"]
+    if not file.exists():
+        file = path.with_name(item["file_name"])
+    mask = at_image_size(read_mask(file), sizes)
+    labels = {}
+    for segment in item["segments_info"]:
+        color = int(segment["id"]).to_bytes(3, "little")
+        labels[int.from_bytes(color, "big")] = categories[segment["category_id"]]
+    values = [labels.get(color_of(code), BACKGROUND) for code in mask.values]
+    return IndexMap(values, mask.indices, mask.notes)
 
 
 def _annotations(
