@@ -313,15 +313,20 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
 def summary_notes(
     summaries: Sequence[Summary], labels: Mapping[str, int] | None = None
 ) -> list[str]:
-    """Return a line for each file with a note, absent class, and rare class of the first split.
+    """Return a line for each file with a note, absent class, and rare class.
 
-    `labels` are the texts of the annotated values, with their classes.
+    Only the first split that shows a class can have a line on it as rare. `labels` are the texts of
+    the annotated values, with their classes.
     """
     notes = []
     for summary in summaries:
         notes += _about_absent(summary)
     labels = labels or {}
-    notes += _about_rare(summaries[0], dict(zip(labels.values(), labels, strict=True)))
+    texts = dict(zip(labels.values(), labels, strict=True))
+    unseen = np.ones(len(summaries[0].classes), bool)  # by the splits before
+    for summary in summaries:
+        notes += _about_rare(summary, texts, unseen)
+        unseen &= summary.pixels == 0
     for summary in summaries:
         for note, path in summary.notes.items():
             notes.append(f"{summary.split}: note: {path}: {note}")
@@ -369,11 +374,11 @@ def _about_absent(summary: Summary) -> Iterator[str]:
         )
 
 
-def _about_rare(summary: Summary, texts: Mapping[int, str]) -> Iterator[str]:
-    """Yield the classes with few pixels or in one image; `texts` name the values."""
+def _about_rare(summary: Summary, texts: Mapping[int, str], asked: np.ndarray) -> Iterator[str]:
+    """Yield the classes `asked` for with few pixels or in one image; `texts` name the values."""
     is_rare = summary.pixels < _RARE * summary.pixels.sum()
     is_in_one_image = (summary.images == 1) & (summary.pairs > 1)
-    few = (is_rare | is_in_one_image) & (summary.pixels > 0)
+    few = asked & (is_rare | is_in_one_image) & (summary.pixels > 0)
     for i in np.flatnonzero(few)[:SHOWN]:
         hint = ""
         if is_rare[i] and i in texts:

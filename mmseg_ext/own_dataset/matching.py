@@ -76,6 +76,8 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     parts = folder.parts
     fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
     folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
+    if folder.is_file():
+        raise ValueError(f"{folder}: is a file; give a folder")
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
     start, _, end = PurePath(pattern).name.partition("*")
@@ -100,7 +102,8 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
     """Return the masks in a folder that also has the images.
 
     These are the files with a word for masks at the end of a folder or a name. If there are none,
-    it is at the beginning, and if there are none either, they are all files but JPEGs.
+    it is at the beginning, and if there are none either, they are all files but JPEGs; none, if
+    that would be all.
     """
 
     def ends_as_masks(path: Path) -> bool:
@@ -113,7 +116,8 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
         return path.suffix.lower() not in (".jpg", ".jpeg")
 
     for is_mask in (ends_as_masks, begins_as_masks, is_no_jpeg):
-        if found := set(filter(is_mask, paths)):
+        found = set(filter(is_mask, paths))
+        if found and len(found) < len(paths):
             return found
     return set()
 

@@ -229,6 +229,8 @@ def _explain_no_pair(
     there_are = f"there are {count_images} images and {count} annotations; save each"
     if not count_images:
         reason = f"{there_are} image as {', '.join(IMAGE_SUFFIXES)}"
+    elif not count and reader.annotations:
+        reason = "names do not tell masks from images; use folders, such as images and masks"
     elif not count:
         reason = f"{there_are} annotation as {', '.join(reader.suffixes)}"
     else:

@@ -176,6 +176,9 @@ def test_notes_on_classes():
     assert notes[1].startswith("val: note: no pixel")
     assert notes[2].endswith("class 1 has only 1,000,000 pixels in images: 1")
     assert notes[3].endswith("--ignore 40") and len(notes) == 4
+    val.pixels[0], val.pixels[3], val.images[3] = 10**6, 84, 1  # a slip in a mask of val
+    (*_, note) = summary_notes([train, val, empty], {"0": 0, "32": 3})
+    assert note.startswith("val: note: class 3 has only 84 pixels") and "--ignore 32" in note
 
 
 def test_without_annotation_loader_only_images_are_read(tmp_path):

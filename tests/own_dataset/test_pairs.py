@@ -272,6 +272,18 @@ def test_annotations_with_one_name_are_listed(tmp_path):
     check_message(left_out[0], *both, where=tmp_path / "voc/JPEGImages/1.jpg", todo="folder")
 
 
+def test_files_that_are_not_told_apart(tmp_path):
+    """A pattern chooses some of the PNGs of a folder; without one, all could be masks."""
+    write(tmp_path, ["a/1_photo.png", "a/2_photo.png", "b/1_truth.png", "b/2_truth.png"])
+    with raises_message(ValueError, "images and masks", where=tmp_path, todo="folders"):
+        find(tmp_path, ".", ".")
+    found, left_out = find(tmp_path, ".", "b/*_truth.png")
+    assert found == {"a/1_photo.png": ["1_truth.png"], "a/2_photo.png": ["2_truth.png"]}
+    assert not left_out
+    with raises_message(ValueError, "file", where=tmp_path / "a/1_photo.png", todo="folder"):
+        find(tmp_path, "a", "a/1_photo.png")
+
+
 def test_numbers_with_and_without_zeros(tmp_path):
     """001 is image 1, unless there is another name with this number."""
     write(tmp_path, [f"x/img_{number}.jpg" for number in ("1", "10", "2", "02")])

@@ -424,6 +424,8 @@ def test_json_of_other_formats(flag, content, name, tmp_path, capsys):
         ("a.nii", "NIfTI"),
         ("a.nii.gz", "NIfTI"),
         ("a.dcm", "DICOM"),
+        ("a.mat", "MATLAB"),
+        ("a.npy", "NumPy"),
         ("a.txt", "--yolo"),
         ("a.xml", "CVAT"),
     ],

@@ -12,6 +12,8 @@ _OF_ENDING = {  # of a file's name
     **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), _VIDEO),
     **dict.fromkeys((".nii", ".nii.gz"), f"NIfTI; {_SLICES}"),
     **dict.fromkeys((".dcm", ".dicom"), f"DICOM; {_SLICES}"),
+    ".mat": "of MATLAB; save an array of scipy.io.loadmat(FILE) as PNG",
+    ".npy": "of NumPy; save numpy.load(FILE) as PNG",
     ".txt": "text, perhaps of YOLO; for polygons use --yolo DIR",
 }
 _OF_PARTS = (  # texts that all are in a file of JSON or XML
