@@ -37,7 +37,6 @@ from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warn
 from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
-from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
 from mmseg_ext.torch_versions import set_cudnn_attention
 
 LOGGED = 40  # losses of a short run
@@ -144,7 +143,11 @@ def _build(cfg: Config, *loops: str) -> Runner:
         runner = RUNNERS.build(cast(dict, cfg))
         for loop in loops:
             getattr(runner, loop)
-    predict_mixed_sizes(unwrap_model(runner.model))
+    model = unwrap_model(runner.model)
+    if hasattr(model, "encode_decode"):  # other models need no mmsegmentation
+        from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
+
+        predict_mixed_sizes(model)
     runner.register_hook(AccelerationHook())
     # Configs of others do not name the hooks whose files the report shows.
     for name, kind in (("run_record", RunRecordHook), ("run_results", RunResultsHook)):

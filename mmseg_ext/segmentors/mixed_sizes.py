@@ -15,7 +15,7 @@ def predict_mixed_sizes(model: nn.Module) -> None:
     """
     for name in ("val_step", "test_step"):
         inherited = getattr(type(model), name, None) is getattr(BaseModel, name)
-        if inherited and hasattr(model, "encode_decode"):  # detectors pad their images
+        if inherited:
             setattr(model, name, functools.partial(by_size, getattr(model, name)))
 
 

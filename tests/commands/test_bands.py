@@ -103,7 +103,8 @@ def test_all_readers_agree(kind, tmp_path, capsys, monkeypatch):
 
     example, seen = runpy.run_path(EXAMPLE), []
     metadata = dict(channels=3, value_range=None, rgb_bands=[1, 2, 3], dynamic=True, scale=None)
-    metadata |= dict(keep_ratio=True, palette=np.zeros((2, 3), np.uint8))
+    metadata |= dict(keep_ratio=True, palette=np.zeros((2, 3), np.uint8), scale_factor=None)
+    metadata |= dict(image_sides=None, window=None, stride=None)
     network = lambda x: seen.append(x[0]) or x[:, :2]  # noqa: E731
     example["main"].__globals__["load"] = lambda path: (network, metadata)
     monkeypatch.setattr("sys.argv", [EXAMPLE, "m.onnx", "images/0.tif", "exported"])
