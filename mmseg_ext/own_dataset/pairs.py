@@ -5,7 +5,7 @@ their names (`matching`). Masks of one class each, several for an image, become 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,19 +100,19 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     fits = match(list(sources.images.values()), _keys(annotations), exact=reader.names_images)
     pairs: list[Pair] = []
     used: set[int] = set()
-    images_of = _by_name(sources.images.items())
-    annotations_of = _by_name([(each.path, each.key) for each in annotations])
+    names = {annotation.key.path.name for annotation in annotations}
+    repeated = _repeated_names(sources, annotations)
     first: dict[Key, Path] = {}  # the first image of each split and name
     for (image, key), numbers in zip(sources.images.items(), fits, strict=True):
         used.update(numbers)
         fitting = [annotations[number] for number in numbers]
-        can_be_missing = reader.has_background and key.path.name not in annotations_of
+        can_be_missing = reader.has_background and key.path.name not in names
         is_missing = can_be_missing and not numbers
         if is_missing and reader.missing_is_background:
             fitting = [Annotation(key, (image,), is_missing=True)]
         elif not numbers:
-            repeated = _about_repeated(key, images_of, annotations_of)
-            left_out.append(f"{image}: {_MISSING if is_missing else repeated or _UNCLEAR}")
+            reason = repeated.get(key.path.name, _UNCLEAR)
+            left_out.append(f"{image}: {_MISSING if is_missing else reason}")
             continue
         pair = _make_pair(image, key, fitting)
         place = Key(pair.split or "train", pair.name)
@@ -123,9 +123,6 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
         pairs.append(pair)
     pairs.sort(key=lambda pair: pair.annotation.is_missing)  # a message shows the first pair
     if not used:
-        repeated = ""
-        for key in list(sources.images.values())[:1]:
-            repeated = _about_repeated(key, images_of, annotations_of)
         raise ValueError(_explain_no_pair(sources, annotations, reader, repeated, problem))
     _set_splits_in_names(pairs)
     for number, annotation in enumerate(annotations):
@@ -134,24 +131,19 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     return pairs, left_out
 
 
-def _by_name(files: Iterable[tuple[Path, Key]]) -> dict[str, list[str]]:
-    """Return the files of each name without folders."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for path, key in files:
-        found[key.path.name].append(str(path))
-    return found
-
-
-def _about_repeated(
-    key: Key, images: Mapping[str, list[str]], annotations: Mapping[str, list[str]]
-) -> str:
-    """Return which images or annotations have the name of an image, if several do."""
-    name = key.path.name
-    for kind, files in (("annotations", annotations), ("images", images)):
-        same = files.get(name, [])
-        if len(same) > 1:
-            return f"{len(same)} {kind} are called {name} ({join_names(same)}); give one folder"
-    return ""
+def _repeated_names(sources: Sources, annotations: Sequence[Annotation]) -> dict[str, str]:
+    """Return a line on each name, without folders, that several images or annotations have."""
+    lines = {}
+    annotated = [(annotation.path, annotation.key) for annotation in annotations]
+    for kind, files in (("images", sources.images.items()), ("annotations", annotated)):
+        paths: dict[str, list[str]] = defaultdict(list)
+        for path, key in files:
+            paths[key.path.name].append(str(path))
+        for name, same in paths.items():
+            if len(same) > 1:
+                found = f"{len(same)} {kind} are called {name} ({join_names(same)})"
+                lines[name] = f"{found}; give one folder"
+    return lines
 
 
 def _keys(annotations: Sequence[Annotation]) -> list[Key]:
@@ -221,7 +213,7 @@ def _explain_no_pair(
     sources: Sources,
     annotations: Sequence[Annotation],
     reader: Reader,
-    repeated: str,
+    repeated: Mapping[str, str],
     problem: str,
 ) -> str:
     """Return the reason why there is no pair, and the next step."""
@@ -234,9 +226,9 @@ def _explain_no_pair(
     elif not count:
         reason = f"{there_are} annotation as {', '.join(reader.suffixes)}"
     else:
-        image, annotation = next(iter(sources.images)), annotations[0]
+        (image, key), annotation = next(iter(sources.images.items())), annotations[0]
         reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
-        reason = repeated or reason
+        reason = repeated.get(key.path.name, reason)
         found = format_of(annotation.path)
         if found and reader.flag not in found:
             reason = f"{annotation.path} {found}"
