@@ -230,6 +230,7 @@ def test_a_backbone_of_timm(kind, clone, monkeypatch):
 
 
 def test_own_head(clone):
+    (clone / "data/shapes").mkdir(parents=True)  # an existing folder is no problem
     resolved, costs, trained, exported = follow("own_head.md", clone)
     assert "type='MaSAHead'" in resolved
     assert "| `my_masa` | 96x96 |" in costs
