@@ -101,6 +101,12 @@ class Run:
         return facts | self.cost
 
     @property
+    def next_commands(self) -> list[str]:
+        if self.config_file is None or self.checkpoint is None:
+            return []
+        return next_commands(self.config_file, self.checkpoint)
+
+    @property
     def title(self) -> str:
         return self.results.trained if self.results else self.name
 
@@ -160,10 +166,24 @@ def read_run(work_dir: Path) -> Run:
         seconds=_seconds_of_training(work_dir),
         notes=notes,
         preview=preview,
-        config_file=_newest_path(work_dir, "*/config.py", "*.py"),
-        checkpoint=_newest_path(work_dir, "best_*.pth", "*.pth"),
+        config_file=_newest_path(folder, "*/config.py", "*.py"),
+        checkpoint=best_checkpoint(folder),
         cost=_environment(_newest(work_dir, f"*/{COST}")),
     )
+
+
+def best_checkpoint(work_dir: Path) -> Path | None:
+    """Return the best checkpoint of a run, else the last one."""
+    return _newest_path(work_dir, "best_*.pth", "*.pth")
+
+
+def next_commands(config: Path, checkpoint: Path, is_segmentor: bool = True) -> list[str]:
+    """Return the commands that use a trained model, with absolute paths as a shell reads them."""
+    model = shlex.join([str(config), str(checkpoint)])
+    commands = [f"test {model}", f"report {shlex.quote(str(checkpoint.parent))}"]
+    if is_segmentor:
+        commands += [f"image_demo IMAGES {model}", f"export {model}"]
+    return [f"mmseg-ext {command}" for command in commands]
 
 
 def _newest_path(work_dir: Path, *patterns: str) -> Path | None:
