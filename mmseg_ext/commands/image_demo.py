@@ -109,8 +109,6 @@ def _count_pages(path: Path) -> int:
     """Return the number of images in a file; 1 if it is no TIFF or cannot be read."""
     from mmseg_ext.images.values import tiff_file, tiff_images
 
-    if path.suffix.lower() not in (".tif", ".tiff"):
-        return 1
     try:
         with tiff_file(path) as file:
             return len(tiff_images(file))
