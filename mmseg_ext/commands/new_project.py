@@ -133,17 +133,10 @@ def _find_annotations(args: argparse.Namespace) -> "Reader":
             "--background-without-annotation: is for polygons; save a mask of only background for "
             "each photo without objects"
         )
-    if args.objects:
-        return ObjectMasks.find(args.masks)
-    if args.masks:
-        return Masks.find(args.masks)
-    if args.coco:
-        return Coco.find(args.coco)
-    if args.yolo:
-        return Yolo.find(args.yolo)
-    if args.geojson:
-        return Geojson.find(args.geojson)
-    return Labelme.find(args.labelme)
+    kinds = {"coco": Coco, "labelme": Labelme, "yolo": Yolo, "geojson": Geojson}
+    kinds["masks"] = ObjectMasks if args.objects else Masks
+    (flag,) = (flag for flag in kinds if getattr(args, flag))
+    return kinds[flag].find(getattr(args, flag))
 
 
 def _print_project(made: "Project", folder: Path) -> None:
