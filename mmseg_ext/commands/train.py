@@ -70,6 +70,7 @@ def _print_next(args: argparse.Namespace, runner) -> None:
     if args.cfg_options or args.iterations or args.size:  # the copy in the work directory has them
         config = Path(runner.work_dir, config.name)
     is_segmentor = hasattr(unwrap_model(runner.model), "encode_decode")
-    print(f"best checkpoint: {checkpoint}\nNext:")
+    kind = "best" if checkpoint.name.startswith("best_") else "last"
+    print(f"{kind} checkpoint: {checkpoint}\nNext:")
     for line in next_commands(config, checkpoint, is_segmentor):
         print(f"  {line}")

@@ -36,9 +36,11 @@ class OwnProcessStateHook(Hook):
         newest = OwnProcessStateHook._newest
         if newest is not None:
             for name, value in _read_settings().items():
-                if newest._own[name] == value:  # not changed since
+                # Not if it was changed since; a run without `_own` was not built.
+                if newest._own is None or newest._own[name] == value:
                     _set(name, newest._before[name])
-        self._before = self._own = _read_settings()
+        self._before = _read_settings()
+        self._own: dict[str, Any] | None = None
         OwnProcessStateHook._newest = self
 
     def complete(self, runner) -> None:

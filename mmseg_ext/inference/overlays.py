@@ -57,12 +57,14 @@ def _text_size(picture: Image.Image) -> int:
 
 
 def write_names(picture: Image.Image, objects: Iterable[SegmentedObject]) -> None:
-    """Write the class of each object at its middle, if there is room; large ones first."""
+    """Write the class of each object at its widest place, if there is room; large ones first."""
     size = min(_LARGEST_NAME, _text_size(picture))
     draw, font, line = ImageDraw.Draw(picture), _font(size), max(1, size // 8)
     taken = np.zeros((picture.height, picture.width), bool)
     for found in sorted(objects, key=lambda found: -found.area):
-        x, y = found.centroid
+        inside = cv2.distanceTransform(np.pad(found.mask, 1).view(np.uint8), cv2.DIST_L2, 3)
+        row, column = np.unravel_index(inside.argmax(), inside.shape)
+        x, y = found.box[0] + column - 1, found.box[1] + row - 1
         _, _, width, height = draw.textbbox((line, line), found.name, font, stroke_width=line)
         left = max(0, min(int(x - width // 2), picture.width - width))
         top = max(0, min(int(y - height // 2), picture.height - height))
