@@ -60,8 +60,9 @@ def main(args: argparse.Namespace) -> None:
 
 def _print_next(args: argparse.Namespace, runner) -> None:
     """Print the best checkpoint of a training, and the commands that use it."""
+    from mmseg_ext.checkpoint.files import best_checkpoint
     from mmseg_ext.checkpoint.safe_loading import unwrap_model
-    from mmseg_ext.reports.run_data import best_checkpoint, next_commands
+    from mmseg_ext.reports.run_data import next_commands
 
     checkpoint = best_checkpoint(Path(runner.work_dir))
     if checkpoint is None:  # `default_hooks.checkpoint=None`

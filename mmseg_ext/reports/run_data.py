@@ -6,7 +6,6 @@ Its files are read as text, JSON or bytes; nothing is executed, and no model or 
 import base64
 import json
 import math
-import os
 import shlex
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.errors import one_line
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
@@ -170,12 +170,6 @@ def read_run(work_dir: Path) -> Run:
         checkpoint=best_checkpoint(folder),
         cost=_facts(_newest(folder, f"*/{COST}")),
     )
-
-
-def best_checkpoint(work_dir: Path) -> Path | None:
-    """Return the newest of the best checkpoints of a run, else the last checkpoint."""
-    found = list(work_dir.glob("best_*.pth")) or list(work_dir.glob("*.pth"))
-    return max(found, key=os.path.getmtime, default=None)
 
 
 def next_commands(config: Path, checkpoint: Path, is_segmentor: bool = True) -> list[str]:
