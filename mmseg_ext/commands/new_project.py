@@ -133,10 +133,13 @@ def _find_annotations(args: argparse.Namespace) -> "Reader":
             "--background-without-annotation: is for polygons; save a mask of only background for "
             "each photo without objects"
         )
-    kinds = {"coco": Coco, "labelme": Labelme, "yolo": Yolo, "geojson": Geojson}
-    kinds["masks"] = ObjectMasks if args.objects else Masks
-    (flag,) = (flag for flag in kinds if getattr(args, flag))
-    return kinds[flag].find(getattr(args, flag))
+    if args.objects:
+        return ObjectMasks.find(args.masks)
+    kinds = {"masks": Masks, "coco": Coco, "yolo": Yolo, "geojson": Geojson}
+    for flag, kind in kinds.items():
+        if getattr(args, flag):
+            return kind.find(getattr(args, flag))
+    return Labelme.find(args.labelme)
 
 
 def _print_project(made: "Project", folder: Path) -> None:

@@ -175,10 +175,11 @@ def read_run(work_dir: Path) -> Run:
 def next_commands(config: Path, checkpoint: Path, is_segmentor: bool = True) -> list[str]:
     """Return the commands that use a trained model, with absolute paths as a shell reads them."""
     model = shlex.join([str(config), str(checkpoint)])
-    commands = [f"test {model}", f"report {shlex.quote(str(checkpoint.parent))}"]
+    report = f"mmseg-ext report {shlex.quote(str(checkpoint.parent))}"
+    commands = [f"mmseg-ext test {model}", report]
     if is_segmentor:
-        commands += [f"image_demo IMAGES {model}", f"export {model}"]
-    return [f"mmseg-ext {command}" for command in commands]
+        commands += [f"mmseg-ext image_demo IMAGES {model}", f"mmseg-ext export {model}"]
+    return commands
 
 
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
