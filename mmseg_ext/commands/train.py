@@ -71,7 +71,9 @@ def _print_next(args: argparse.Namespace, runner) -> None:
     if args.cfg_options or args.iterations or args.size:  # the copy in the work directory has them
         config = Path(runner.work_dir, config.name)
     is_segmentor = hasattr(unwrap_model(runner.model), "encode_decode")
-    kind = "best" if checkpoint.name.startswith("best_") else "last"
-    print(f"{kind} checkpoint: {checkpoint}\nNext:")
+    info = runner.message_hub.runtime_info
+    scores = [info[key] for key in info if key.startswith("best_score")]
+    about = f"best checkpoint, with a score of {scores[0]:.4g}" if scores else "last checkpoint"
+    print(f"{about}: {checkpoint}\nNext:")
     for line in next_commands(config, checkpoint, is_segmentor):
         print(f"  {line}")

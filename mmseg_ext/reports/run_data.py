@@ -178,7 +178,7 @@ def next_commands(config: Path, checkpoint: Path, is_segmentor: bool = True) -> 
     report = f"mmseg-ext report {shlex.quote(str(checkpoint.parent))}"
     commands = [f"mmseg-ext test {model}", report]
     if is_segmentor:
-        commands += [f"mmseg-ext image_demo IMAGES {model}", f"mmseg-ext export {model}"]
+        commands += [f"mmseg-ext image_demo IMAGE {model}", f"mmseg-ext export {model}"]
     return commands
 
 

@@ -163,7 +163,7 @@ def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
     assert len(logged(work)) == 3 and (work / "iter_3.pth").is_file()
     assert Config.fromfile(work / "tiny.py").model.data_preprocessor.size == (16, 16)
     printed = capsys.readouterr().out
-    assert lines_with(printed, f"best checkpoint: {work}/best_mIoU_iter_3.pth")
+    assert lines_with(printed, "best checkpoint", f"{work}/best_mIoU_iter_3.pth")
     lines = [shlex.split(line) for line in printed.partition("Next:\n")[2].splitlines()]
     assert [line[1] for line in lines] == ["test", "report", "image_demo", "export"]
     (tmp_path / "elsewhere").mkdir()
@@ -171,7 +171,7 @@ def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
     image = str(next(tmp_path.glob("my configs/data/images/*.png")))
     for program, name, *words in lines[:3]:
         assert program == "mmseg-ext"
-        assert commands.run(name, [image if word == "IMAGES" else word for word in words]) == 0
+        assert commands.run(name, [image if word == "IMAGE" else word for word in words]) == 0
     assert lines[2][3:] == lines[3][2:] and (work / "report.html").is_file()
     of_report = [shlex.split(line) for line in read_run(work).next_commands]
     assert [line[1] for line in of_report] == ["test", "report", "image_demo", "export"]
