@@ -21,6 +21,7 @@ import gradio as gr
 import numpy as np
 
 import mmseg_ext
+from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.commands import run
 from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.inspection import attention_pictures as attention
@@ -39,15 +40,10 @@ def find_model(config: str, checkpoint: str) -> tuple[str, str]:
     """Return a model's config and checkpoint; of a project's folder, the best or else the last."""
     if not Path(config).is_dir():
         return config, checkpoint
-    for pattern in ("best_*.pth", "iter_*.pth"):
-        found = sorted(
-            Path(config, "work_dir").glob(pattern), key=lambda path: path.stat().st_mtime
-        )
-        if found and not checkpoint:
-            checkpoint = str(found[-1])
-    if not checkpoint:
+    found = checkpoint or best_checkpoint(Path(config, "work_dir"))
+    if not found:
         raise ValueError(f"{config}: no checkpoint in its work_dir; train the project first")
-    return str(Path(config, "config.py")), checkpoint
+    return str(Path(config, "config.py")), str(found)
 
 
 @functools.lru_cache(maxsize=2)

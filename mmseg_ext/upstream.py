@@ -98,14 +98,6 @@ def forget_instance(kind: "type[ManagerMixin]", name: str | None) -> None:
         forget_instance(subclass, name)
 
 
-def make_current(instance: "ManagerMixin") -> None:
-    """Make an instance the newest of its class, which `get_current_instance` returns."""
-    for kind in type(instance).__mro__:
-        if hasattr(kind, "_instance_dict"):
-            kind._instance_dict.pop(instance.instance_name, None)
-            kind._instance_dict[instance.instance_name] = instance
-
-
 def base_configs(path: str) -> list[str]:
     """Return the paths of a config's `_base_`, which are not in a loaded config."""
     from mmengine.config import Config

@@ -37,6 +37,12 @@ TERMS = ("license", "trained_on")  # entries of `meta` that every file made from
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
 
 
+def best_checkpoint(work_dir: Path) -> Path | None:
+    """Return the newest of the best checkpoints of a run, else the last checkpoint."""
+    found = list(work_dir.glob("best_*.pth")) or list(work_dir.glob("*.pth"))
+    return max(found, key=os.path.getmtime, default=None)
+
+
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | None = None) -> Any:
     """Return the content of a `.safetensors` or torch file without running code from it.
 

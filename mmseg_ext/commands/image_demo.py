@@ -7,8 +7,9 @@ microscopy images.
 import argparse
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmseg_ext.commands import command, command_parser, device_flag, model_flags, named_model
 from mmseg_ext.errors import join_names, one_line
@@ -25,7 +26,16 @@ if TYPE_CHECKING:
 BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
-Images = dict[Path, tuple[Path, int | None]]  # by the name of the result: a file, and its page
+
+
+class Item(NamedTuple):
+    """A photo, a page of a stack with its number from 0, or a frame of a video with its pixels."""
+
+    name: Path  # of its results in their folders
+    file: Path
+    source: Path | None = None  # its name in tables, if another
+    page: int | None = None
+    frame: "np.ndarray | None" = None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,11 +72,11 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = False) -> Images:
-    """Return the images at `path` by unique names for their results, relative to `out`'s folders.
+def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = False) -> list[Item]:
+    """Return the photos at `path`, with unique names for their results.
 
-    An image is a file and the number of its page, or None if all pages are one image. The pictures
-    of an earlier run, in folders of `out`, are left out.
+    With `pages` each image of a TIFF stack is one. The pictures of an earlier run, in folders of
+    `out`, are left out.
 
     Raises:
         ValueError: if there is no image.
@@ -79,31 +89,26 @@ def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = Fa
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: no image there ({suffixes}); --recursive searches deeper")
-    folder = _folder_of(path)
-    results: Images = {}
-    for image in found:
-        name = image.relative_to(folder)
-        count = _count_pages(image) if pages else 1
+    items: dict[Path, Item] = {}
+    for file in found:
+        photo = file.relative_to(path if path.is_dir() else path.parent)
+        count = _count_pages(file) if pages else 1
         for page in range(count):
-            end = f"_page{page + 1:0{len(str(count))}}" if count > 1 else ""
-            result = name.with_name(f"{name.stem}{end}.png")
-            if result in results:  # a.jpg and a.bmp: the second result is a.bmp.png
-                result = name.with_name(f"{name.stem}{end}{name.suffix}.png")
-            results[result] = (image, page if count > 1 else None)
-    return results
-
-
-def _folder_of(path: Path) -> Path:
-    """Return the folder in which images have the names that their results get."""
-    return path if path.is_dir() else path.parent
+            stem = photo.stem
+            if count > 1:
+                stem += f"_page{page + 1:0{len(str(count))}}"
+            source = photo.with_name(stem + photo.suffix)
+            name = photo.with_name(f"{stem}.png")
+            if name in items:  # a.jpg and a.bmp: the second result is a.bmp.png
+                name = photo.with_name(f"{source.name}.png")
+            items[name] = Item(name, file, source, page if count > 1 else None)
+    return list(items.values())
 
 
 def _count_pages(path: Path) -> int:
     """Return the number of images in a file; 1 if it is no TIFF or cannot be read."""
     from mmseg_ext.images.values import tiff_file, tiff_images
 
-    if path.suffix.lower() not in (".tif", ".tiff"):
-        return 1
     try:
         with tiff_file(path) as file:
             return len(tiff_images(file))
@@ -124,7 +129,7 @@ def main(args: argparse.Namespace) -> int:
     if args.pixel_size is not None and not 0 < args.pixel_size < float("inf"):
         raise ValueError(f"--pixel-size={args.pixel_size:g}: choose a positive number")
     is_video = args.input.suffix.lower() in VIDEO_SUFFIXES and args.input.is_file()
-    images = {} if is_video else find_images(args.input, args.out, args.recursive, args.pages)
+    photos = [] if is_video else find_images(args.input, args.out, args.recursive, args.pages)
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
@@ -141,84 +146,95 @@ def main(args: argparse.Namespace) -> int:
     formats = [name for name in ("json", "coco", "csv") if getattr(args, name)]
     files = ObjectFiles(args.out, formats, predictor.classes, args.classes, args.pixel_size)
     if is_video:
-        failed = _segment_video(args, predictor, files)
+        done, count = _segment_video(args, predictor, files)
     else:
-        failed = _segment_images(args, images, predictor, files)
+        done, count = _segment(args, photos, len(photos), predictor, files), len(photos)
     files.write()
+    print(f"{done} {'frames' if is_video else 'images'} segmented into {args.out}")
     if files.small:
         print(f"left out: {files.small} objects smaller than --min-area; --min-area 0 keeps them")
     if files.unplaced:
         text = "declares no EPSG code or no transform, and so does its GeoJSON; gdalwarp adds both"
         print(f"warning: {join_names(files.unplaced)}: {text}", file=sys.stderr)
-    return int(failed)
+    return int(done < count)
 
 
-def _segment_images(
-    args: argparse.Namespace, images: Images, predictor: "Predictor", files: "ObjectFiles"
-) -> bool:
-    """Write the results of all images, and return whether one failed."""
-    from mmseg_ext.images.values import read_page
-    from mmseg_ext.inference.georeference import read_georeference
-    from mmseg_ext.terminal import progress
-
-    todo = images.items()
-    if not args.tile:  # tiles have their own progress bar, and a terminal shows only one
-        todo = progress(todo, "segmenting", len(images))
-    failed = 0
-    for name, (path, page) in todo:
-        try:
-            _check_size(path, args.max_pixels)
-            place = read_georeference(path, page)
-            image: Any = path if page is None else read_page(path, page)
-            result = predictor(image)
-            objects = files.objects(result, _least_area(args, result))
-            overlay = result.overlay(args.opacity, objects, args.with_labels)
-            values = _values(image) if args.csv else None
-        except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
-            _print_error(error, path, page)
-            failed += 1
-            continue
-        _write_maps(result, args.out, name, place)
-        _write_png(overlay, args.out / "overlays" / name)
-        source = path.relative_to(_folder_of(args.input))
-        if page is not None:
-            source = source.with_name(name.stem + path.suffix)
-        files.add(result, objects, source, name, place, values)
-    print(f"{len(images) - failed} images segmented into {args.out}")
-    return failed > 0
-
-
-def _segment_video(args: argparse.Namespace, predictor: "Predictor", files: "ObjectFiles") -> bool:
-    """Write the results of a video, and return whether some frames are missing."""
-    import numpy as np
-
+def _segment_video(
+    args: argparse.Namespace, predictor: "Predictor", files: "ObjectFiles"
+) -> tuple[int, int]:
+    """Write the results of a video; return the numbers of its results and of its frames."""
     from mmseg_ext.inference.videos import frames, open_video, video_writer
-    from mmseg_ext.terminal import progress
 
     capture, count, rate = open_video(args.input)
-    done, missing, folder = 0, [], Path(args.input.stem)
-    with video_writer(args.out / "overlays" / f"{folder}.mp4", rate) as write:
-        todo = progress(frames(capture, count), "segmenting", count)
-        for number, frame in enumerate(todo, 1):
-            if frame is None:
-                missing.append(str(number))
-                continue
-            done += 1
-            name = folder / f"{number:06}.png"
-            result = predictor(frame)
-            objects = files.objects(result, _least_area(args, result))
-            overlay = result.overlay(args.opacity, objects, args.with_labels, legend=False)
-            write(np.asarray(overlay))
-            if args.frame_labels or args.confidence:
-                _write_maps(result, args.out, name)
-            files.add(result, objects, name, name, values=frame)
+    items = (
+        Item(Path(args.input.stem, f"{number:06}.png"), args.input, frame=frame)
+        for number, frame in frames(capture, count)
+    )
+    with video_writer(args.out / "overlays" / f"{args.input.stem}.mp4", rate) as add_frame:
+        done = _segment(args, items, count, predictor, files, add_frame)
         if not done:
             raise ValueError(f"{args.input}: no frame decodes; convert the video with ffmpeg")
-    print(f"{done} frames segmented into {args.out}")
-    if missing:
-        text = f"{len(missing)} of {count} frames do not decode: {join_names(missing)}"
-        _print_error(text, args.input)
-    return bool(missing)
+    if done < count:
+        _print_error(f"{count - done} of {count} frames do not decode", args.input)
+    return done, count
+
+
+def _segment(
+    args: argparse.Namespace,
+    items: Iterable[Item],
+    count: int,
+    predictor: "Predictor",
+    files: "ObjectFiles",
+    add_frame: "Callable[[np.ndarray], None] | None" = None,
+) -> int:
+    """Write the results of photos, pages or frames, and return the number that did not fail."""
+    import numpy as np
+
+    from mmseg_ext.terminal import progress
+
+    if not args.tile:  # tiles have their own progress bar, and a terminal shows only one
+        items = progress(items, "segmenting", count)
+    done = 0
+    for item in items:
+        try:
+            image, place = _read(item, args.max_pixels)
+            result = predictor(image)
+            objects = files.objects(result, _least_area(args, result))
+            overlay = result.overlay(args.opacity, objects, args.with_labels, not add_frame)
+            values = _values(image) if args.csv else None
+        except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
+            _print_error(error, item.file, item.page)
+            continue
+        done += 1
+        if add_frame:
+            add_frame(np.asarray(overlay))
+        else:
+            _write_png(overlay, args.out / "overlays" / item.name)
+        if not add_frame or args.frame_labels or args.confidence:
+            _write_maps(result, args.out, item.name, place)
+        files.add(result, objects, item.source or item.name, item.name, place, values)
+    return done
+
+
+def _read(item: Item, most: int) -> "tuple[Any, Georeference | None]":
+    """Return what the predictor takes, and the place of a photo on a map.
+
+    Raises:
+        ValueError: for a photo of more than `most` pixels, which is not decoded.
+    """
+    from mmseg_ext.images.files import image_size
+    from mmseg_ext.images.values import read_page
+    from mmseg_ext.inference.georeference import read_georeference
+
+    if item.frame is not None:
+        return item.frame, None
+    width, height = image_size(item.file)
+    if width * height > most:
+        memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
+        allow = f"allow it with --max-pixels {width * height}"
+        raise ValueError(f"{item.file}: has {width}x{height} pixels and {memory}; {allow}")
+    place = read_georeference(item.file, item.page)
+    return item.file if item.page is None else read_page(item.file, item.page), place
 
 
 def _print_warning(message: Warning | str, *place: object) -> None:
@@ -236,11 +252,13 @@ def _print_error(error: object, path: Path, page: int | None = None) -> None:
 
 
 def _values(image: Any) -> "np.ndarray":
-    """Return the values (H, W, bands) of a file or page as it declares them, without alpha."""
+    """Return the values (H, W, bands) of an image as its file declares them, without alpha."""
     import numpy as np
 
     from mmseg_ext.images.files import read, read_bytes
 
+    if isinstance(image, np.ndarray):  # a frame
+        return image
     pixels = read(read_bytes(str(image)), str(image)) if isinstance(image, Path) else image
     return np.delete(pixels.upright().values, pixels.alpha, axis=2)
 
@@ -276,14 +294,3 @@ def _least_area(args: argparse.Namespace, result: "Segmentation") -> int:
     if args.min_area is not None:
         return args.min_area
     return round(LEAST_PIXELS * max(1, result.reduction) ** 2)
-
-
-def _check_size(path: Path, most: int) -> None:
-    """Raise ValueError for an image of too many pixels; it is not decoded."""
-    from mmseg_ext.images.files import image_size
-
-    width, height = image_size(path)
-    if width * height > most:
-        memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
-        allow = f"allow it with --max-pixels {width * height}"
-        raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")

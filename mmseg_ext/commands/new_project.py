@@ -91,7 +91,8 @@ def main(args: argparse.Namespace) -> None:
     _print_pictures(config, made)
     if is_new:
         _look_for_weights(start.checkpoint)
-    _print_next(args.project)
+    config_word = shlex.quote(str(config))
+    print(f"Next:\n  mmseg-ext check_dataset {config_word}\n  mmseg-ext train {config_word}")
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -257,21 +258,3 @@ def _look_for_weights(checkpoint: str | None) -> None:
         load_from_package(checkpoint)
     except (CheckpointError, StackError) as error:
         print(f"note: the training needs {error}")
-
-
-def _print_next(project: Path) -> None:
-    """Print the commands that follow, with paths that a shell reads."""
-    config = shlex.quote(str(project / "config.py"))
-    work_dir = shlex.quote(str(project / "work_dir"))
-    # Your shell completes the name: a run keeps one such file.
-    checkpoint = f"{work_dir}/best_mIoU_iter_*.pth"
-    images = project / "data/images/val"
-    out = f"--json --out {work_dir}/pictures"  # the objects as GeoJSON, too
-    if any(path.is_dir() for path in images.iterdir()):
-        out = f"--recursive {out}"
-    print("Next:")
-    print(f"  mmseg-ext check_dataset {config}")
-    print(f"  mmseg-ext train {config}")
-    print(f"  mmseg-ext test {config} {checkpoint}")
-    print(f"  mmseg-ext report {work_dir}")
-    print(f"  mmseg-ext image_demo {shlex.quote(str(images))} {config} {checkpoint} {out}")

@@ -1,8 +1,6 @@
 """Train a segmentor: mmsegmentation's flags, and --auto-scale-lr."""
 
 import argparse
-import os
-import shlex
 from pathlib import Path
 
 from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
@@ -57,31 +55,25 @@ def main(args: argparse.Namespace) -> None:
             runner.train()
         write_cost(runner)
         if runner.rank == 0:
-            print_next(args, runner)
+            _print_next(args, runner)
 
 
-def print_next(args: argparse.Namespace, runner) -> None:
+def _print_next(args: argparse.Namespace, runner) -> None:
     """Print the best checkpoint of a training, and the commands that use it."""
+    from mmseg_ext.checkpoint.files import best_checkpoint
     from mmseg_ext.checkpoint.safe_loading import unwrap_model
+    from mmseg_ext.reports.run_data import next_commands
 
-    info = runner.message_hub.runtime_info
-    kept = [key for key in info if key.startswith("best_ckpt") and info[key]]
-    checkpoint = info[kept[0]] if kept else info.get("last_ckpt")
+    checkpoint = best_checkpoint(Path(runner.work_dir))
     if checkpoint is None:  # `default_hooks.checkpoint=None`
         return
-    config = args.config
+    config = Path(runner.cfg.filename).resolve()
     if args.cfg_options or args.iterations or args.size:  # the copy in the work directory has them
-        config = Path(runner.work_dir, Path(runner.cfg.filename).name)
-    score = info.get(kept[0].replace("ckpt", "score")) if kept else None
-    about = "last checkpoint" if score is None else f"best checkpoint, with a score of {score:.4g}"
-    words = shlex.join([_shown(config), _shown(checkpoint)])
-    print(f"{about}: {_shown(checkpoint)}\nNext:\n  mmseg-ext test {words}")
-    print(f"  mmseg-ext report {shlex.quote(_shown(runner.work_dir))}")
-    if hasattr(unwrap_model(runner.model), "encode_decode"):  # a segmentor
-        print(f"  mmseg-ext image_demo IMAGE {words}\n  mmseg-ext export {words}")
-
-
-def _shown(path: str | Path) -> str:
-    """Return a path in the current folder without this folder."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+        config = Path(runner.work_dir, config.name)
+    is_segmentor = hasattr(unwrap_model(runner.model), "encode_decode")
+    info = runner.message_hub.runtime_info
+    scores = [info[key] for key in info if key.startswith("best_score")]
+    about = f"best checkpoint, with a score of {scores[0]:.4g}" if scores else "last checkpoint"
+    print(f"{about}: {checkpoint}\nNext:")
+    for line in next_commands(config, checkpoint, is_segmentor):
+        print(f"  {line}")

@@ -2,7 +2,7 @@
 
 mmengine sets flags of torch and the random state when a Runner is built, and never resets the
 flags. Its visualizers have a fixed name, and an earlier one of that name is used again, with its
-folder. Here each run gets its own, and runs can also be built first and trained later.
+folder. Here each run gets its own, if it trains before the next one is built.
 """
 
 import os
@@ -16,18 +16,16 @@ from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
 from mmengine.visualization import Visualizer
 
-from mmseg_ext.durable.randomness import random_state, set_random_state
-from mmseg_ext.upstream import forget_instance, make_current
+from mmseg_ext.upstream import forget_instance
 
 _CUDNN = ("benchmark", "deterministic")
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC")
 
 
 class OwnProcessStateHook(Hook):
-    """The settings of a run, which are those of the process while the run is the newest.
+    """The settings of the newest run, which are undone when the next one is built.
 
-    Create it before the Runner, and call `complete` with the Runner. If another run has been built
-    since, the settings become the process's again when the run starts.
+    Create it before the Runner, and call `complete` with the Runner.
     """
 
     priority = "HIGHEST"
@@ -35,35 +33,27 @@ class OwnProcessStateHook(Hook):
 
     def __init__(self, cfg: Config):
         _forget_names(cfg)
+        newest = OwnProcessStateHook._newest
+        if newest is not None:
+            for name, value in _read_settings().items():
+                # Not if it was changed since; a run without `_own` was not built.
+                if newest._own is None or newest._own[name] == value:
+                    _set(name, newest._before[name])
+        self._before = _read_settings()
         self._own: dict[str, Any] | None = None
-        self._replace_newest()
+        OwnProcessStateHook._newest = self
 
     def complete(self, runner) -> None:
         """Store the settings of a run that is built, and register this hook."""
         self._own = _read_settings()
-        self._random = random_state()
         runner.register_hook(self)
 
     def before_run(self, runner) -> None:
-        if OwnProcessStateHook._newest is self:
-            return
-        self._replace_newest()
-        for name, value in (self._own or {}).items():
-            _set(name, value)
-        set_random_state(self._random)
-        for instance in (runner.default_scope, runner.logger, runner.message_hub):
-            make_current(instance)
-        make_current(runner.visualizer)
-
-    def _replace_newest(self) -> None:
-        """Undo what the newest run has set, unless it was changed since."""
-        newest = OwnProcessStateHook._newest
-        if newest is not None:
-            for name, value in _read_settings().items():
-                if newest._own is None or newest._own[name] == value:  # None: it was not built
-                    _set(name, newest._before[name])
-        self._before = _read_settings()
-        OwnProcessStateHook._newest = self
+        if OwnProcessStateHook._newest is not self:
+            runner.logger.warning(
+                "another run was built in this process after this one, and its settings, random "
+                "numbers and log file are used; train each run before you build the next one"
+            )
 
 
 def _forget_names(cfg: Config) -> None:

@@ -62,23 +62,27 @@ def _set_size(cfg: Config, size: int) -> None:
     if size < 1:
         raise LaunchError(f"--size {size}: must be positive")
     factor = size / min(crop_size(cfg))
-    _scale_keys(cfg, _SIZES, factor)
-    _scale_keys(cfg.model.get("test_cfg") or {}, _SIZES, factor)
-    for settings in (cfg.get("data_preprocessor"), cfg.model.get("data_preprocessor")):
+    sized: list[Any] = [cfg, cfg.model.get("test_cfg")]
+    for preprocessor in (cfg.get("data_preprocessor"), cfg.model.get("data_preprocessor")):
+        sized += [preprocessor, (preprocessor or {}).get("test_cfg")]
+    pipelines = _pipelines(cfg, "train_dataloader")
+    tested = []
+    if any(map(_resizes_images, pipelines)):
+        tested = [*_pipelines(cfg, "val_dataloader"), *_pipelines(cfg, "test_dataloader")]
+        pipelines += [*tested, cfg.get("tta_pipeline")]
+    for step in _typed(pipelines):
+        if type_name(step) in _TRANSFORMS:
+            sized.append(step)
+    for settings in sized:
         _scale_keys(settings or {}, _SIZES, factor)
-        _scale_keys((settings or {}).get("test_cfg") or {}, _SIZES, factor)
-    keys = ["train_dataloader"]
-    if any(map(_resizes_images, _pipelines(cfg.get(keys[0]) or {}))):
-        keys += ["val_dataloader", "test_dataloader", "tta_pipeline"]
-    for key in keys:
-        for step in _typed(cfg.get(key)):
-            if type_name(step) in _TRANSFORMS:
-                _scale_keys(step, _SIZES, factor)
-    for key in keys[1:3]:
-        for steps in _pipelines(cfg.get(key) or {}):
-            if not _resizes_images(steps):  # then after the loading
-                resize = ConfigDict(type="Resize", scale_factor=factor, keep_ratio=True)
-                steps.insert(1, resize)
+    for steps in tested:
+        if not _resizes_images(steps):  # then after the loading
+            steps.insert(1, ConfigDict(type="Resize", scale_factor=factor, keep_ratio=True))
+
+
+def _pipelines(cfg: Config, loader: str) -> list[list]:
+    settings = (cfg.get(loader) or {}).get("dataset") or {}
+    return [dataset.get("pipeline", []) for dataset in inner_datasets(settings)]
 
 
 def _resizes_images(steps: list) -> bool:
@@ -88,12 +92,8 @@ def _resizes_images(steps: list) -> bool:
     return any(kind in _RESIZES for kind in kinds[:end])
 
 
-def _pipelines(loader: Mapping) -> list[list]:
-    return [dataset.get("pipeline", []) for dataset in inner_datasets(loader.get("dataset") or {})]
-
-
 def _typed(value: Any) -> Iterator[dict]:
-    """Yield the datasets, samplers and transforms in the settings of a loader or a pipeline."""
+    """Yield the transforms in pipelines, also those inside others."""
     if isinstance(value, Mapping):
         if "type" in value:
             yield value  # type: ignore  # a ConfigDict

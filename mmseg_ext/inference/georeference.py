@@ -14,12 +14,10 @@ import numpy as np
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.images.values import EXIF_ORIENTATION, is_tiff, tiff_file, tiff_images
 
-# Tags of GeoTIFF, and its keys that are used here.
-_SCALE, _TIE_POINTS, _MATRIX, _KEYS = 33550, 33922, 34264, 34735
-_TAGS = (_SCALE, _TIE_POINTS, _MATRIX, _KEYS, 34736, 34737)  # the last have values of keys
-_MODEL, _RASTER, _GEOGRAPHIC, _PROJECTED = 1024, 1025, 2048, 3072
-_IS_PROJECTED = 1  # value of _MODEL
-_PIXEL_IS_POINT = 2  # value of _RASTER: coordinates are those of the pixels' centers
+_SCALE, _TIE_POINTS, _MATRIX = 33550, 33922, 34264  # tags of GeoTIFF
+_TAGS = (_SCALE, _TIE_POINTS, _MATRIX, 34735, 34736, 34737)  # the last have keys and their values
+_IS_PROJECTED = 1  # value of GTModelTypeGeoKey
+_PIXEL_IS_POINT = 2  # of GTRasterTypeGeoKey: coordinates are those of the pixels' centers
 _EPSG_CODES = range(1024, 32767)  # others are defined by the file
 _WGS84 = 4326
 
@@ -70,7 +68,8 @@ def read_georeference(path: str | Path, page: int | None = None) -> Georeference
         declared = {tag.code: tag for tag in first.tags}
         found = [declared[code] for code in _TAGS if code in declared]
         tags = tuple((tag.code, tag.dtype, tag.count, tag.value, True) for tag in found)
-        orientation = int(declared[EXIF_ORIENTATION].value) if EXIF_ORIENTATION in declared else 1
+        orientation = int(first.tags.valueof(EXIF_ORIENTATION, 1))
+        keys = first.geotiff_tags or {}
     values = {code: value for code, _, _, value, _ in tags}
     if not {_TIE_POINTS, _MATRIX} & values.keys():
         return None
@@ -78,16 +77,14 @@ def read_georeference(path: str | Path, page: int | None = None) -> Georeference
         todo = "its results have no map coordinates; save it with orientation 1"
         warnings.warn(f"{path}: is on a map with orientation {orientation}, so {todo}")
         return None
-    # Rows of key, place of the value, count and value; 0 is a value in its row.
-    rows = np.array(values.get(_KEYS, ()), int).reshape(-1, 4)[1:]
-    keys = {key: value for key, place, _, value in rows.tolist() if place == 0}
-    code = keys.get(_PROJECTED if keys.get(_MODEL) == _IS_PROJECTED else _GEOGRAPHIC, 0)
-    epsg = code if code in _EPSG_CODES else None
-    return Georeference(tags, _transform(values, keys.get(_RASTER)), epsg)
+    is_projected = keys.get("GTModelTypeGeoKey") == _IS_PROJECTED
+    code = keys.get("ProjectedCSTypeGeoKey" if is_projected else "GeographicTypeGeoKey", 0)
+    epsg = int(code) if code in _EPSG_CODES else None
+    return Georeference(tags, _transform(values, keys.get("GTRasterTypeGeoKey")), epsg)
 
 
 def _transform(values: dict[int, Any], kind: int | None) -> np.ndarray | None:
-    """Return the transform by the values of the tags and of the key `_RASTER`."""
+    """Return the transform by the values of the tags and of GTRasterTypeGeoKey."""
     points = np.array(values.get(_TIE_POINTS, ()), float).reshape(-1, 6)
     if _SCALE in values and len(points):
         column, row, _, x, y, _ = points[0]

@@ -5,7 +5,6 @@ file of weights, and adds the classes and the palette.
 """
 
 import copy
-import os
 import warnings
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,9 +15,9 @@ import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
-from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
+from mmseg_ext.checkpoint.files import best_checkpoint, read_checkpoint, terms_of, unwrap_state_dict
 from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
-from mmseg_ext.durable.work_dir import checkpoint_folder, find_checkpoints
+from mmseg_ext.durable.work_dir import checkpoint_folder
 from mmseg_ext.engine.build import build_segmentor
 from mmseg_ext.engine.config import as_list, classes_and_palette, load_config, model_names
 from mmseg_ext.errors import CheckpointError, one_line
@@ -139,13 +138,12 @@ def _set_channels(model: Any, count: int) -> None:
 def _weights_of(config: Config) -> Path:
     """Return the file of `pretrained_weights`; without one, name the last best checkpoint."""
     path = Path(config.filename or "config")
-    found: list[Path] = []
+    found = None
     if path.stem not in list_models(pretrained=True) and config.get("work_dir"):
-        best = sorted(checkpoint_folder(config).glob("best_*.pth"), key=os.path.getmtime)
-        found = [*reversed(best), *find_checkpoints(config)[0]]
+        found = best_checkpoint(checkpoint_folder(config))
     if path.stem in model_names() and not found:
         return pretrained_weights(path.stem)
-    known = repr(str(found[0])) if found else "FILE"
+    known = repr(str(found)) if found else "FILE"
     raise ValueError(f"{path}: a config needs a checkpoint; pass weights={known}")
 
 

@@ -4,6 +4,7 @@ A label map has an outline where a pixel and its neighbors have different labels
 the objects, so two that touch have a line each. Background and border are not drawn.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -79,23 +80,22 @@ def with_legend(
     picture: Image.Image, colors: Mapping[str, Sequence[int]], counts: Mapping[str, int]
 ) -> Image.Image:
     """Return the picture above the color, the name and the count of each class."""
-    size = _text_size(picture)
-    font, high = _font(size), 2 * size  # the height of a row
-    places, x, row, right = [], 0, 0, picture.width
-    for name, count in counts.items():
-        text = f"{name} {count}"
-        wide = round(2.2 * size + font.getlength(text))
-        if x and x + wide > picture.width:
-            x, row = 0, row + 1
-        places.append((x, picture.height + row * high, text, tuple(map(int, colors[name]))))
-        x, right = x + wide, max(right, x + wide)
-    if not places:
+    if not counts:
         return picture
-    result = Image.new("RGB", (right, picture.height + (row + 1) * high), "white")
+    size = _text_size(picture)
+    font, row_height = _font(size), 2 * size
+    texts = [f"{name} {count}" for name, count in counts.items()]
+    column_width = 3 * size + round(max(map(font.getlength, texts)))
+    columns = max(1, picture.width // column_width)
+    height = picture.height + row_height * math.ceil(len(texts) / columns)
+    result = Image.new("RGB", (max(picture.width, column_width), height), "white")
     result.paste(picture)
     draw = ImageDraw.Draw(result)
-    for x, y, text, color in places:
-        left, top = x + size // 2, y + size // 2
+    for i, (name, text) in enumerate(zip(counts, texts, strict=True)):
+        row, column = divmod(i, columns)
+        left = column * column_width + size // 2
+        top = picture.height + row * row_height + size // 2
+        color = tuple(map(int, colors[name]))
         draw.rectangle([left, top, left + size, top + size], fill=color, outline="gray")
-        draw.text((x + 1.9 * size, y + size), text, "black", font, anchor="lm")
+        draw.text((left + 1.5 * size, top + size / 2), text, "black", font, anchor="lm")
     return result

@@ -36,7 +36,7 @@ from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
 from mmseg_ext.inference.objects import BACKGROUNDS, BORDER, SegmentedObject, find_objects
 from mmseg_ext.inference.overlays import draw_overlay, with_legend, write_names
-from mmseg_ext.inference.scale import blank_image, other_scale, other_views, scaled_like, small_tile
+from mmseg_ext.inference.scale import blank_image, scale_note, scaled_like
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
@@ -242,8 +242,7 @@ class Predictor:
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
         self._scaling = _without_labels(pipeline[1:])
         self._sides = config.get("image_sides")  # of the training images, by new_project
-        self._crop = config.get("crop_size")
-        self._noted: set[str] = set()
+        self._is_told = False  # that an image is at another scale
         if tta:
             pipeline = config.tta_pipeline
             self._merge = (config.get("tta_model") or {}).get("merge", "probs")
@@ -254,7 +253,7 @@ class Predictor:
         self._rgb_bands = config.get("rgb_bands")
         self._load = image_loader(pipeline[0], self._channels, value_range)
         self._settings = pipeline[1:]
-        self._transform: Any = Compose(_without_labels(self._settings))
+        self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
     @overload
     def __call__(self, images: ImageLike) -> Segmentation: ...
@@ -306,20 +305,11 @@ class Predictor:
             return self._transform_for(data)(data)
 
     def _transform_for(self, data: dict) -> Any:
-        """Return the transforms of an image, or of its tiles; warn once if their scale is wrong."""
+        """Return the transforms of an image, or of its tiles."""
         if self.tile is None:
-            if self._sides:
-                self._note(other_scale(self._scaling, data, self._sides), "image")
             return self._transform
         like = blank_image(data, self._sides)
-        if self._crop:
-            self._note(small_tile(self._scaling, like, self.tile, self._crop), "tile")
         return Compose(scaled_like(_without_labels(self._settings), like))
-
-    def _note(self, note: str, about: str) -> None:
-        if note and about not in self._noted:
-            self._noted.add(about)
-            warnings.warn(note, stacklevel=2)
 
     def _batches(self, images: Iterable[ImageLike]) -> Iterator[list[_Tile]]:
         tiles = self._tiles(images)
@@ -370,15 +360,19 @@ class Predictor:
     def _reduction(self, data: dict, part: np.ndarray, sample: dict) -> float:
         """Return the width of a tile per width of the network's input, of the first view if any.
 
-        Warn once if no view is near the scale of the test.
+        Warn once if no view is near the scale of the training.
         """
-        inputs = sample["inputs"]
-        if isinstance(inputs, list):
-            views = [view.shape[-1] / part.shape[1] for view in inputs]
-            like = blank_image(data, self._sides if self.tile else None)
-            self._note(other_views(self._scaling, like, views), "views")
-            return 1 / views[0]
-        return part.shape[1] / inputs.shape[-1]
+        inputs, width = sample["inputs"], part.shape[1]
+        tta = isinstance(inputs, list)
+        views = inputs if tta else [inputs]
+        if not self._is_told:
+            like = blank_image(data, self._sides) if self.tile else data
+            seen = [view.shape[-1] / width for view in views]
+            note = scale_note(self._scaling, like, self._sides, seen, tta)
+            if note:
+                self._is_told = True
+                warnings.warn(note, stacklevel=2)
+        return width / views[0].shape[-1]
 
     def _empty_result(self, pixels: np.ndarray, reduction: float) -> Segmentation:
         """Return the result of an image, with arrays that its tiles fill."""

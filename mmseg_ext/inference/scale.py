@@ -5,7 +5,6 @@ network would see the tile at another scale than its image. Here tiles get the f
 image, or of the nearest training image if no training image was as long or as short.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,44 +79,36 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
     return fixed
 
 
-def other_scale(pipeline: Sequence[dict], sample: dict, sides: Sides) -> str:
-    """Return a note if the network sees an image at another scale than the training images."""
-    seen = scale_factors(pipeline, blank_image(sample))[0]
-    ratio = seen / scale_factors(pipeline, blank_image(sample, sides))[0]
-    if 1 / MOST <= ratio <= MOST:
-        return ""
-    low, high = sides
-    return (
-        f"{sample['img_path']}: has {max(sample['img'].shape[:2])} pixels on its long side, the "
-        f"training images {low} to {high}; the network sees it at {ratio:.2g} times their scale; "
-        f"if objects have as many pixels as there, use --tile {high}, or Predictor(tile={high})"
-    )
+def scale_note(
+    pipeline: Sequence[dict], sample: dict, sides: Sides | None, seen: Sequence[float], tta: bool
+) -> str:
+    """Return a note if the network sees an image at another scale than the training images.
 
+    Images with about as many pixels as those are not measured, unless they are augmented.
 
-def other_views(pipeline: Sequence[dict], sample: dict, views: Sequence[float]) -> str:
-    """Return a note if test-time augmentation has no view near the scale of the test pipeline.
-
-    `views` are the factors of its views.
+    Args:
+        pipeline: of the test, after the loader.
+        sample: what the loader returns.
+        sides: of the training images; without them the pipeline tells their scale.
+        seen: width of the network's input per width of the image, for each view.
+        tta: whether the views are those of test-time augmentation.
     """
-    seen = scale_factors(pipeline, sample)[0]
-    if min(views) / MOST <= seen <= max(views) * MOST:
+    path, long = sample["img_path"], max(sample["img"].shape[:2])
+    low, high = sides or (long, long)
+    if not tta and low / MOST <= long <= high * MOST:
         return ""
-    return (
-        f"{sample['img_path']}: tta_pipeline multiplies sizes by {min(views):.2g} to "
-        f"{max(views):.2g}, the test pipeline by {seen:.2g}; predict without tta, or set `scale` "
-        "in tta_pipeline"
-    )
-
-
-def small_tile(pipeline: Sequence[dict], sample: dict, tile: int, crop: Sequence[int]) -> str:
-    """Return a note if the network sees less of an image in a tile than in a crop of training."""
-    factor = min(scale_factors(pipeline, sample))
-    least = math.ceil(min(crop) / factor)
-    if tile >= least or max(sample["img"].shape[:2]) <= tile:
+    expected = scale_factors(pipeline, blank_image(sample, sides))[0]
+    if min(seen) / MOST <= expected <= max(seen) * MOST:
         return ""
+    if low <= long <= high:
+        return (
+            f"{path}: tta_pipeline multiplies sizes by {min(seen):.2g} to {max(seen):.2g}, the "
+            f"test pipeline by {expected:.2g}; predict without tta, or set `scale` in tta_pipeline"
+        )
     return (
-        f"tile={tile}: the network sees {round(tile * factor)} pixels of it, and {min(crop)} in "
-        f"training; use {least} or more if objects at the borders of tiles are wrong"
+        f"{path}: has {long} pixels on its long side, the training images {low} to {high}; the "
+        f"network sees it at {seen[0] / expected:.2g} times their scale; if objects have as many "
+        f"pixels as there, use --tile {high}, or Predictor(tile={high})"
     )
 
 

@@ -24,13 +24,14 @@ def open_video(path: Path) -> tuple[Any, int, float]:
     return capture, count, capture.get(cv2.CAP_PROP_FPS) or 25.0
 
 
-def frames(capture: Any, count: int) -> Iterator[np.ndarray | None]:
-    """Yield the frames, RGB (H, W, 3), and None for one that does not decode."""
+def frames(capture: Any, count: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number, from 1, and the pixels, RGB (H, W, 3), of each frame that decodes."""
     for number in itertools.count(1):
         decodes, frame = capture.read()
-        if not decodes and number >= count:  # the count of some formats is an estimate
+        if decodes:
+            yield number, cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+        elif number >= count:  # the count of some formats is an estimate
             return
-        yield cv2.cvtColor(frame, cv2.COLOR_BGR2RGB) if decodes else None
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ Pictures are data URIs, curves are SVG, and the page's own policy forbids script
 Colors follow the reader's light or dark setting.
 """
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def _template(name: str):
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration, "quote": shlex.quote}
+    environment.filters |= {"percent": percent, "duration": duration}
     environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
     return environment.get_template(name)
 

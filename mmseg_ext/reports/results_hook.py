@@ -27,7 +27,7 @@ _SIDE = 320  # pixels of an example's longer side
 _GAP = 4
 
 
-@dataclass
+@dataclass(eq=False)
 class _Example:
     """An image that the report may show."""
 
@@ -35,7 +35,6 @@ class _Example:
     miou: float
     wrong: float  # share of the pixels that count
     picture: np.ndarray
-    is_spread: bool  # one of some images evenly spaced in the dataset
 
 
 @HOOKS.register_module()
@@ -61,7 +60,8 @@ class RunResultsHook(Hook):
     def _start(self) -> None:
         self._confusion: Tensor | None = None
         self._scores: list[float] = []  # the mean IoU of this process's images
-        self._kept: list[_Example] = []  # the worst first
+        self._worst: list[_Example] = []
+        self._spread: list[_Example] = []  # evenly in the dataset
 
     def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         self._see(runner, runner.val_loop, batch_idx, data_batch, outputs)
@@ -96,8 +96,9 @@ class RunResultsHook(Hook):
             iou = class_scores(counts.numpy(), metric.ignore_index)["IoU"]
             score = math.nan if np.isnan(iou).all() else float(np.nanmean(iou))
             self._scores.append(score)
+            is_bad = len(self._worst) < self.examples or score < self._worst[-1].miou
             is_spread = place in np.linspace(0, len(dataset) - 1, 2 * self.examples).astype(int)
-            is_kept = not math.isnan(score) and (is_spread or self._is_bad(score))
+            is_kept = not math.isnan(score) and (is_bad or is_spread)
             image = data_batch["inputs"][min(i, len(data_batch["inputs"]) - 1)]
             # With test-time augmentation an image is a list of views.
             if not is_kept or not isinstance(image, Tensor) or not dist.is_main_process():
@@ -106,24 +107,12 @@ class RunResultsHook(Hook):
             labels = prediction.int().cpu().numpy(), truth.int().cpu().numpy()
             picture = _draw(shown, *labels, dataset.metainfo["palette"], metric.ignore_index)
             wrong = 1 - int(counts.trace()) / int(counts.sum())
-            name = Path(getattr(sample, "img_path", "")).name
-            self._keep(_Example(name, score, wrong, picture, is_spread))
-
-    def _is_bad(self, score: float) -> bool:
-        """Return whether an image is among the worst so far."""
-        worst = self._kept[: self.examples]
-        return len(worst) < self.examples or any(score < example.miou for example in worst)
-
-    def _keep(self, example: _Example) -> None:
-        ordered = sorted([*self._kept, example], key=lambda one: one.miou)
-        others = [one for one in ordered[self.examples :] if one.is_spread]
-        self._kept = ordered[: self.examples] + others
-
-    def _choose(self) -> list[_Example]:
-        """Return the worst images, and then those next to the median."""
-        middle = np.nanmedian(self._scores)
-        others = sorted(self._kept[self.examples :], key=lambda one: abs(one.miou - middle))
-        return self._kept[: self.examples] + others[: self.examples // 2]
+            example = _Example(Path(getattr(sample, "img_path", "")).name, score, wrong, picture)
+            if is_spread:
+                self._spread.append(example)
+            if is_bad:
+                self._worst.append(example)
+                self._worst = sorted(self._worst, key=lambda one: one.miou)[: self.examples]
 
     def _write(self, runner, loop, source: str, metrics: dict[str, float] | None) -> None:
         if self._confusion is None:
@@ -134,10 +123,13 @@ class RunResultsHook(Hook):
         cfg, dataset, folder = runner.cfg, loop.dataloader.dataset, Path(runner.log_dir)
         model = cfg.model.get("module", cfg.model)  # inside a model of test-time augmentation
         examples = []
-        for i, example in enumerate(self._choose()):
+        middle = np.nanmedian(self._scores)
+        others = [example for example in self._spread if example not in self._worst]
+        others.sort(key=lambda one: abs(one.miou - middle))
+        for i, example in enumerate([*self._worst, *others[: self.examples // 2]]):
             with atomic_write(folder / PICTURES / f"{i}.jpg") as part:
                 Image.fromarray(example.picture).save(part, "JPEG", quality=90, subsampling=0)
-            kind = WORST if i < self.examples else TYPICAL
+            kind = WORST if i < len(self._worst) else TYPICAL
             entry = {"file": f"{i}.jpg", "kind": kind, "name": example.name}
             examples.append({**entry, "miou": example.miou, "wrong": example.wrong})
         objects = {}  # the scores of `ObjectMetric`, as shares

@@ -6,7 +6,6 @@ Its files are read as text, JSON or bytes; nothing is executed, and no model or 
 import base64
 import json
 import math
-import os
 import shlex
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.errors import one_line
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
@@ -101,6 +101,12 @@ class Run:
         return facts | self.cost
 
     @property
+    def next_commands(self) -> list[str]:
+        if self.config_file is None or self.checkpoint is None:
+            return []
+        return next_commands(self.config_file, self.checkpoint)
+
+    @property
     def title(self) -> str:
         return self.results.trained if self.results else self.name
 
@@ -143,36 +149,37 @@ def read_run(work_dir: Path) -> Run:
     results = _latest_results(work_dir, name)
     if not curves and results is None:
         raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
-    environment = _environment(_newest(work_dir, "*/run.json"))
+    environment = _facts(_newest(folder, "*/run.json"))
     if results is None:
         notes.append(
             f"{work_dir}: no validation or test wrote {RESULTS}; for classes, confusion and images "
             f"run mmseg-ext report --evaluate {shlex.quote(str(work_dir))}"
         )
     # mmengine's own Runner writes no run.json, and its config next to the scalars.
-    config = _newest(work_dir, "*/config.py") or _newest(work_dir, "*/vis_data/config.py")
+    config = _newest(folder, "*/config.py") or _newest(folder, "*/vis_data/config.py")
     return Run(
         name=name,
-        config=config,
+        config=_read(config),
         environment=environment,
         curves=curves,
         results=results,
         seconds=_seconds_of_training(work_dir),
         notes=notes,
         preview=preview,
-        config_file=_newest_path(work_dir, "*/config.py", "*.py"),
-        checkpoint=_newest_path(work_dir, "best_*.pth", "*.pth"),
-        cost=_environment(_newest(work_dir, f"*/{COST}")),
+        config_file=config,
+        checkpoint=best_checkpoint(folder),
+        cost=_facts(_newest(folder, f"*/{COST}")),
     )
 
 
-def _newest_path(work_dir: Path, *patterns: str) -> Path | None:
-    """Return the last written file of the first pattern that there is."""
-    for pattern in patterns:
-        found = max(work_dir.glob(pattern), key=os.path.getmtime, default=None)
-        if found is not None:
-            return found
-    return None
+def next_commands(config: Path, checkpoint: Path, is_segmentor: bool = True) -> list[str]:
+    """Return the commands that use a trained model, with absolute paths as a shell reads them."""
+    model = shlex.join([str(config), str(checkpoint)])
+    report = f"mmseg-ext report {shlex.quote(str(checkpoint.parent))}"
+    commands = [f"mmseg-ext test {model}", report]
+    if is_segmentor:
+        commands += [f"mmseg-ext image_demo IMAGE {model}", f"mmseg-ext export {model}"]
+    return commands
 
 
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
@@ -209,21 +216,21 @@ def _seconds_of_training(work_dir: Path) -> float:
 
 def _first_iteration(folder: Path) -> float:
     """Return the iteration at which a start of a run began; infinity if it is not known."""
-    facts = _environment(_newest(folder, "run.json"))
-    return float(facts.get("start_iteration", math.inf))
+    return float(_facts(_newest(folder, "run.json")).get("start_iteration", math.inf))
 
 
-def _newest(work_dir: Path, pattern: str) -> str:
-    """Return the text of the last file by name; an empty one if there is none."""
-    path = max(work_dir.glob(pattern), default=None)
-    if path is None:
-        return ""
-    return path.read_text(errors="replace")
+def _newest(work_dir: Path, pattern: str) -> Path | None:
+    """Return the last file by name."""
+    return max(work_dir.glob(pattern), default=None)
 
 
-def _environment(text: str) -> dict[str, str]:
-    """Return the entries of a `run.json`, the versions among them."""
-    facts = json.loads(text or "{}")
+def _read(path: Path | None) -> str:
+    return "" if path is None else path.read_text(errors="replace")
+
+
+def _facts(path: Path | None) -> dict[str, str]:
+    """Return the entries of a JSON file, such as `run.json`, the versions among them."""
+    facts = json.loads(_read(path) or "{}")
     facts |= facts.pop("versions", {})
     texts = {}
     for name, value in facts.items():

@@ -34,8 +34,6 @@ def by_size(step: Callable[[dict], Sequence], data: dict) -> Sequence:
     for i, images in enumerate(zip(*views, strict=True)):
         shapes = tuple(image.shape for image in images)
         groups.setdefault(shapes, []).append(i)
-    if len(groups) == 1:
-        return step(data)
     predictions: dict[int, Any] = {}
     for chosen in groups.values():
         part = {field: _selected(values, chosen) for field, values in data.items()}

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.segmentors.head_errors import explain_loss_error
-from mmseg_ext.segmentors.mixed_sizes import by_size
 from mmseg_ext.segmentors.score_maps import (
     AxisSteps,
     Merge,
@@ -208,12 +207,6 @@ class StripEncoderDecoder(EncoderDecoder):
             if isinstance(head, BaseDecodeHead):
                 explain_loss_error(f"model.{key}", head, inputs, data_samples, error)
             raise
-
-    def val_step(self, data: dict) -> Sequence[SegDataSample]:
-        return by_size(super().val_step, data)
-
-    def test_step(self, data: dict) -> Sequence[SegDataSample]:
-        return by_size(super().test_step, data)
 
     def predict(
         self, inputs: Tensor, data_samples: list[SegDataSample] | None = None

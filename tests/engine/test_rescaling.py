@@ -1,14 +1,21 @@
 """The flags --iterations and --size of train and print_config."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 from mmengine.config import Config
 
+from mmseg_ext import commands
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.reports.run_data import read_run
 from tests.engine.runs import train_here, write_config
 from tests.engine.states import logged
-from tests.messages import raises_message
+from tests.messages import lines_with, raises_message
+
+FLAGS = ("--iterations", "3", "--size", "16")
 
 
 def train_config(name: str, options: dict | None = None, **flags: int) -> Config:
@@ -146,11 +153,29 @@ def test_factors_of_a_resize_stay_fractions(tmp_path):
     assert found == [0.25, 0.125, (0.125, 0.5)]
 
 
-def test_a_training_with_both_flags(tmp_path):
-    config, work = write_config(tmp_path), tmp_path / "work"
-    train_here(config, work, flags=("--iterations", "3", "--size", "16"))
+def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
+    """The commands that it prints have its settings, and run in another folder."""
+    (tmp_path / "my configs").mkdir()
+    config = write_config(tmp_path / "my configs")
+    monkeypatch.chdir(tmp_path)
+    train_here(Path("my configs", config.name), Path("my run"), flags=FLAGS)
+    work = tmp_path / "my run"
     assert len(logged(work)) == 3 and (work / "iter_3.pth").is_file()
     assert Config.fromfile(work / "tiny.py").model.data_preprocessor.size == (16, 16)
+    printed = capsys.readouterr().out
+    assert lines_with(printed, "best checkpoint", f"{work}/best_mIoU_iter_3.pth")
+    lines = [shlex.split(line) for line in printed.partition("Next:\n")[2].splitlines()]
+    assert [line[1] for line in lines] == ["test", "report", "image_demo", "export"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    image = str(next(tmp_path.glob("my configs/data/images/*.png")))
+    for program, name, *words in lines[:3]:
+        assert program == "mmseg-ext"
+        assert commands.run(name, [image if word == "IMAGE" else word for word in words]) == 0
+    assert lines[2][3:] == lines[3][2:] and (work / "report.html").is_file()
+    of_report = [shlex.split(line) for line in read_run(work).next_commands]
+    assert [line[1] for line in of_report] == ["test", "report", "image_demo", "export"]
+    assert Config.fromfile(of_report[0][2]).model.data_preprocessor.size == (16, 16)
 
 
 def test_configs_without_such_a_setting_end_in_one_line(tmp_path):

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
 import torch
 from mmengine.hooks import Hook
 from mmengine.logging import MessageHub, MMLogger
@@ -14,6 +13,7 @@ from mmseg_ext.reports.run_data import read_curves
 from tests.durable.curve_model import CONFIG
 from tests.engine.runs import in_server, log_text
 from tests.engine.states import assert_same, logged
+from tests.messages import lines_with
 
 # All have the same name, and a visualizer as those of mmsegmentation's configs.
 NAMED = "visualizer = dict(type='Visualizer', name='visualizer', vis_backends=[dict(type=B)])\n"
@@ -41,18 +41,13 @@ class StateOfProcess(Hook):
             assert kind.get_current_instance() is own
 
 
-def train_runs(folder: Path, names: list[str], together: bool = False) -> list:
-    """Train in this process, one after the other; with `together` all are built first."""
-    hooks, built = [], []
+def train_runs(folder: Path, names: list[str]) -> list:
+    """Train in this process, one after the other."""
+    hooks = []
     for name in names:
         runner = build_train_runner(str(folder / name / "curve.py"), None, str(folder / name))
         hooks.append(StateOfProcess())
         runner.register_hook(hooks[-1])
-        if together:
-            built.append(runner)
-        else:
-            runner.train()
-    for runner in built:
         runner.train()
     return [hook.found for hook in hooks]
 
@@ -64,12 +59,11 @@ def write_runs(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_trainings_in_one_process_equal_one_each(tmp_path, together):
+def test_trainings_in_one_process_equal_one_each(tmp_path):
     """Bit by bit, with different settings; the same names and the same second."""
     alone, shared = write_runs(tmp_path / "alone"), write_runs(tmp_path / "shared")
     expected = [in_server(train_runs, alone, [name])[0] for name in RUNS]
-    assert in_server(train_runs, shared, list(RUNS), together) == expected
+    assert in_server(train_runs, shared, list(RUNS)) == expected
     assert expected[0][:3] == [False, True, True] and expected[1][:3] == [True, False, False]
     for name in RUNS:
         ours, theirs = (
@@ -81,3 +75,15 @@ def test_trainings_in_one_process_equal_one_each(tmp_path, together):
         assert logged(alone / name) == logged(shared / name) and len(logged(shared / name)) == 6
         assert log_text(shared / name).count("Iter(train)") == 6
         assert len(read_curves(shared / name, [])["loss"]) == 6
+
+
+def test_a_run_that_trains_after_the_next_one_is_built_is_told(tmp_path):
+    folder = write_runs(tmp_path)
+    first, second = (
+        build_train_runner(str(folder / name / "curve.py"), None, str(folder / name))
+        for name in ("fast", "average")
+    )
+    second.train()
+    assert not lines_with(log_text(folder / "average"), "another run")
+    first.train()
+    assert lines_with(log_text(folder / "fast"), "another run", "before you build")

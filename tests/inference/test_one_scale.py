@@ -292,15 +292,6 @@ def test_an_image_at_the_scale_of_training_brings_no_warning(resize, sides):
         Predictor(model_of(resize, image_sides=sides))(PHOTO)
 
 
-def test_a_tile_of_which_the_network_sees_less_than_a_crop_is_told():
-    model = model_of(crop_size=(64, 96))
-    with warns_message(UserWarning, 40, 64, where="tile=120: ", todo=192):
-        Predictor(model, tile=120)(PHOTO)
-    with warnings.catch_warnings(action="error"):
-        Predictor(model, tile=192)(PHOTO)
-        Predictor(model, tile=1000)(PHOTO)
-
-
 def test_augmentation_at_another_scale_than_the_test_is_told():
     """As mmsegmentation's pipelines with factors of the photo's own size."""
     model = model_of()

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -975,13 +974,7 @@ def test_it_prints_commands_that_parse(tmp_path, capsys):
         args = importlib.import_module(f"mmseg_ext.commands.{name}").parser().parse_args(given)
         paths = [vars(args).get(key) for key in ("config", "work_dirs", "input")]
         assert program == "mmseg-ext" and project in str(paths)
-    assert names == ["check_dataset", "train", "test", "report", "image_demo"]
-    best = tmp_path / "my folder/project/work_dir/best_mIoU_iter_540.pth"
-    best.parent.mkdir()
-    best.touch()
-    (line,) = (line for line in following.splitlines() if "ext test" in line)
-    shown = subprocess.run(line.replace("mmseg-ext", "echo", 1), shell=True, capture_output=True)
-    assert shown.stdout.decode().endswith(f"config.py {best}\n")
+    assert names == ["check_dataset", "train"]
     quoted = ["new_project", f'{folder}/a"b', "--images", str(folder / "images"), *flags]
     assert commands.run(quoted[0], quoted[1:]) == 1 and not (folder / 'a"b').exists()
     assert "quotes" in capsys.readouterr().err

@@ -467,9 +467,9 @@ def test_a_run_of_mmsegmentation_gets_classes_and_images(tmp_path, capfd):
     assert run("report", [work]) == 0
     html = page_file.read_text()
     assert f"report --evaluate &#39;{work}&#39;" in html and "minutes per iteration" in html
-    assert (
-        f"mmseg-ext export &#39;{work}/tiny.py&#39; &#39;{work}/best_mIoU_iter_2.pth&#39;" in html
-    )
+    best = Path(work, "best_mIoU_iter_2.pth")
+    (copy,) = Path(work).glob("*/vis_data/config.py")
+    assert f"mmseg-ext export &#39;{copy}&#39; &#39;{best}&#39;" in html
     assert "Configuration and environment" in html and "GMAC" not in html
     capfd.readouterr()
     assert run("report", [work, "--evaluate", "--csv"]) == 0
