@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     least = f"of an object, in pixels (default: {LEAST_PIXELS} of the network's input)"
     parser.add_argument("--min-area", type=int, help=least)
     parser.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="of the objects (default: not background)"
+        "--classes", nargs="+", metavar="NAME", help="of the objects (default: not background, border)"
     )
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     device_flag(parser)

@@ -33,8 +33,7 @@ class ObjectFiles:
         folder: where the files are written.
         formats: some of "json", "coco" and "csv".
         classes: of the model, in the order of its labels.
-        chosen: the classes whose objects are written; by default all but the background, and in
-            `objects.csv` all but the border.
+        chosen: the classes whose objects are written; by default all but background and border.
         pixel_size: side of a pixel in micrometers.
     """
 
@@ -59,7 +58,8 @@ class ObjectFiles:
 
     def objects(self, result: Segmentation, least: int) -> dict[str, list[SegmentedObject]]:
         """Return the objects of the chosen classes, and count those that are too small."""
-        chosen = self.chosen or [name for name in result.classes if name not in BACKGROUNDS]
+        no_objects = (*BACKGROUNDS, BORDER)
+        chosen = self.chosen or [name for name in result.classes if name not in no_objects]
         objects = {}
         for name in chosen:
             found = result.objects(name)
@@ -109,8 +109,6 @@ class ObjectFiles:
     ) -> None:
         table = csv.writer(self.object_rows, lineterminator="\n")
         for found in objects:
-            if found.name == BORDER and not self.chosen:
-                continue
             diameter, perimeter = found.equivalent_diameter, found.perimeter
             row = [found.area, *found.centroid, *found.box, diameter, perimeter, found.circularity]
             if self.pixel_size:
