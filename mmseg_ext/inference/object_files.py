@@ -24,6 +24,7 @@ from mmseg_ext.inference.predictor import Segmentation
 _MEASURES = "area centroid_x centroid_y box_x box_y box_width box_height"
 _MEASURES += " equivalent_diameter perimeter circularity"
 _MICROMETERS = ["area_um2", "equivalent_diameter_um", "perimeter_um"]
+_LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
 class ObjectFiles:
@@ -56,8 +57,15 @@ class ObjectFiles:
         self.object_rows = io.StringIO(newline="")  # of objects.csv; text needs a tenth of memory
         self.bands = 0  # the most of an image
 
-    def objects(self, result: Segmentation, least: int) -> dict[str, list[SegmentedObject]]:
-        """Return the objects of the chosen classes, and count those that are too small."""
+    def objects(
+        self, result: Segmentation, least: int | None = None
+    ) -> dict[str, list[SegmentedObject]]:
+        """Return the objects of the chosen classes, and count those that are too small.
+
+        By default these have less than 16 pixels of the network's input.
+        """
+        if least is None:
+            least = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
         no_objects = (*BACKGROUNDS, BORDER)
         chosen = self.chosen or [name for name in result.classes if name not in no_objects]
         objects = {}

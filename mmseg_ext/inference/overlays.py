@@ -1,4 +1,4 @@
-"""Overlays: a photo with the outlines of the objects in it, their names, and a legend with counts.
+"""Overlays: a photo with the outlines of its objects, their names, and a legend with counts.
 
 A label map has an outline where a pixel and its neighbors have different labels. It is drawn inside
 the objects, so two that touch have a line each. Background and border are not drawn.
@@ -76,14 +76,13 @@ def write_names(picture: Image.Image, objects: Iterable[SegmentedObject]) -> Non
 
 
 def with_legend(
-    picture: Image.Image, colors: Mapping[str, Sequence[int]], counts: Mapping[str, int]
+    picture: Image.Image, colors: Mapping[str, Sequence[int]], texts: Mapping[str, str]
 ) -> Image.Image:
-    """Return the picture above the color, the name and the count of each class."""
+    """Return the picture above the color, the name and the text of each class."""
     size = _text_size(picture)
     font, high = _font(size), 2 * size  # the height of a row
     places, x, row, right = [], 0, 0, picture.width
-    for name, count in counts.items():
-        text = f"{name} {count}"
+    for name, text in texts.items():
         wide = round(2.2 * size + font.getlength(text))
         if x and x + wide > picture.width:
             x, row = 0, row + 1

@@ -381,7 +381,7 @@ def test_a_video_has_a_video_of_overlays(checkpoint, tmp_path, capsys):
 def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
-        (["nowhere", CONFIG, "none"], "nowhere: no image there"),
+        (["nowhere", CONFIG, "none"], "nowhere: there is no such file"),
         ([image, CONFIG], f"{CONFIG}: name a checkpoint"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([image, CONFIG, "none", "--opacity", "1.5"], "--opacity=1.5: choose"),

@@ -3,6 +3,7 @@
 import pytest
 from mmengine.config import Config
 
+from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.errors import LaunchError
@@ -147,9 +148,11 @@ def test_factors_of_a_resize_stay_fractions(tmp_path):
 
 
 def test_a_training_with_both_flags(tmp_path):
+    """Its config stays in the folder when the model is tested with the config as it was."""
     config, work = write_config(tmp_path), tmp_path / "work"
     train_here(config, work, flags=("--iterations", "3", "--size", "16"))
     assert len(logged(work)) == 3 and (work / "iter_3.pth").is_file()
+    build_test_runner(str(config), str(work / "iter_3.pth"), work_dir=str(work)).test()
     assert Config.fromfile(work / "tiny.py").model.data_preprocessor.size == (16, 16)
 
 
