@@ -17,14 +17,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import gradio as gr
 import numpy as np
 
 import mmseg_ext
 from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.commands import run
 from mmseg_ext.inference.models import DEFAULT
+from mmseg_ext.inference.object_files import ObjectFiles
 from mmseg_ext.inspection import attention_pictures as attention
+
+try:
+    import gradio as gr
+except ImportError as error:
+    raise SystemExit(f"demo/app.py: {error}; run: pip install gradio") from error
 
 TITLE = "Find objects in photos"
 ABOUT = (
@@ -32,7 +37,6 @@ ABOUT = (
     "Click a pixel of the result to see which pixels use the same memory of external attention."
 )
 EXAMPLES = [str(path) for path in sorted(Path(__file__).parent.glob("nuclei*.png"))]
-COUNTED = "nucleus"  # the class whose objects the page counts
 RESULTS = tempfile.TemporaryDirectory(prefix="mmseg_ext_page_")  # of several photos
 
 
@@ -43,7 +47,8 @@ def find_model(config: str, checkpoint: str) -> tuple[str, str]:
     found = checkpoint or best_checkpoint(Path(config, "work_dir"))
     if not found:
         raise ValueError(f"{config}: no checkpoint in its work_dir; train the project first")
-    return str(Path(config, "config.py")), str(found)
+    used = Path(config, "work_dir", "config.py")  # with the flags of the training, such as --size
+    return str(used if used.is_file() else Path(config, "config.py")), str(found)
 
 
 @functools.lru_cache(maxsize=2)
@@ -65,14 +70,17 @@ def show_errors(function):
 
 @show_errors
 def segment(photo: str | None, config: str = DEFAULT, checkpoint: str = ""):
-    """Return the overlay, the count, and no attention yet."""
+    """Return the overlay, the counts, and no attention yet."""
     model = load(config, checkpoint)
     license = f"License of the weights: {model.terms.get('license', 'ask their author')}."
     if not photo:
         return None, license, None
     result = mmseg_ext.Predictor(model)(photo)
-    counted = f"### {len(result.objects(COUNTED))} nuclei\n\n" if COUNTED in result.classes else ""
-    return result.overlay(), counted + license, None
+    lines = []
+    for name, objects in ObjectFiles(Path(), (), result.classes).objects(result).items():
+        share = np.mean(result.labels == result.classes.index(name))
+        lines.append(f"**{name}: {len(objects)}** ({share:.1%} of the pixels)")
+    return result.overlay(), "\n\n".join([*lines, license]), None
 
 
 @show_errors

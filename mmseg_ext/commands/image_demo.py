@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # picture that is written.
 BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
-LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
 class Item(NamedTuple):
@@ -62,11 +61,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--csv", action="store_true", help=tables)
     side = "side of a pixel in micrometers, for objects.csv"
     parser.add_argument("--pixel-size", type=float, metavar="UM", help=side)
-    least = f"of an object, in pixels (default: {LEAST_PIXELS} of the network's input)"
+    least = "of an object, in pixels (default: 16 of the network's input)"
     parser.add_argument("--min-area", type=int, help=least)
-    parser.add_argument(
-        "--classes", nargs="+", metavar="NAME", help="of the objects (default: not background)"
-    )
+    names = "of the objects (default: all but background and border)"
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help=names)
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     device_flag(parser)
     return parser
@@ -84,6 +82,8 @@ def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = Fa
     from mmseg_ext.images.files import image_files
     from mmseg_ext.images.values import IMAGE_SUFFIXES
 
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder")
     own = {(out / name).resolve() for name in ("labels", "overlays", "confidence")}
     found = [p for p in image_files(path, recursive) if own.isdisjoint(p.resolve().parents)]
     if not found:
@@ -199,7 +199,7 @@ def _segment(
         try:
             image, place = _read(item, args.max_pixels)
             result = predictor(image)
-            objects = files.objects(result, _least_area(args, result))
+            objects = files.objects(result, args.min_area)
             overlay = result.overlay(args.opacity, objects, args.with_labels, not add_frame)
             values = _values(image) if args.csv else None
         except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
@@ -287,10 +287,3 @@ def _write_png(picture: Any, path: Path) -> None:
 
     with atomic_write(path) as part:
         picture.save(part, "PNG")
-
-
-def _least_area(args: argparse.Namespace, result: "Segmentation") -> int:
-    """Return the least area of an object, in pixels of the image."""
-    if args.min_area is not None:
-        return args.min_area
-    return round(LEAST_PIXELS * max(1, result.reduction) ** 2)

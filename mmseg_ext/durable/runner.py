@@ -281,7 +281,8 @@ class DurableRunner(Runner):
         }
 
     def test(self) -> dict[str, float]:
-        Runner.dump_config(self)
+        if not Path(self.work_dir, "last_checkpoint").is_file():  # else it has the training's
+            Runner.dump_config(self)
         try:
             with self._safe_loading(entire_model=True):
                 return super().test()

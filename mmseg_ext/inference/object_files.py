@@ -24,6 +24,7 @@ from mmseg_ext.inference.predictor import Segmentation
 _MEASURES = "area centroid_x centroid_y box_x box_y box_width box_height"
 _MEASURES += " equivalent_diameter perimeter circularity"
 _MICROMETERS = ["area_um2", "equivalent_diameter_um", "perimeter_um"]
+_LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
 class ObjectFiles:
@@ -33,8 +34,7 @@ class ObjectFiles:
         folder: where the files are written.
         formats: some of "json", "coco" and "csv".
         classes: of the model, in the order of its labels.
-        chosen: the classes whose objects are written; by default all but the background, and in
-            `objects.csv` all but the border.
+        chosen: the classes whose objects are written; by default all but background and border.
         pixel_size: side of a pixel in micrometers.
     """
 
@@ -57,9 +57,17 @@ class ObjectFiles:
         self.object_rows = io.StringIO(newline="")  # of objects.csv; text needs a tenth of memory
         self.bands = 0  # the most of an image
 
-    def objects(self, result: Segmentation, least: int) -> dict[str, list[SegmentedObject]]:
-        """Return the objects of the chosen classes, and count those that are too small."""
-        chosen = self.chosen or [name for name in result.classes if name not in BACKGROUNDS]
+    def objects(
+        self, result: Segmentation, least: int | None = None
+    ) -> dict[str, list[SegmentedObject]]:
+        """Return the objects of the chosen classes, and count those that are too small.
+
+        By default these have less than 16 pixels of the network's input.
+        """
+        if least is None:
+            least = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
+        no_objects = (*BACKGROUNDS, BORDER)
+        chosen = self.chosen or [name for name in result.classes if name not in no_objects]
         objects = {}
         for name in chosen:
             found = result.objects(name)
@@ -109,8 +117,6 @@ class ObjectFiles:
     ) -> None:
         table = csv.writer(self.object_rows, lineterminator="\n")
         for found in objects:
-            if found.name == BORDER and not self.chosen:
-                continue
             diameter, perimeter = found.equivalent_diameter, found.perimeter
             row = [found.area, *found.centroid, *found.box, diameter, perimeter, found.circularity]
             if self.pixel_size:

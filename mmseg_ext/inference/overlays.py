@@ -1,4 +1,4 @@
-"""Overlays: a photo with the outlines of the objects in it, their names, and a legend with counts.
+"""Overlays: a photo with the outlines of its objects, their names, and a legend with counts.
 
 A label map has an outline where a pixel and its neighbors have different labels. It is drawn inside
 the objects, so two that touch have a line each. Background and border are not drawn.
@@ -77,21 +77,20 @@ def write_names(picture: Image.Image, objects: Iterable[SegmentedObject]) -> Non
 
 
 def with_legend(
-    picture: Image.Image, colors: Mapping[str, Sequence[int]], counts: Mapping[str, int]
+    picture: Image.Image, colors: Mapping[str, Sequence[int]], texts: Mapping[str, str]
 ) -> Image.Image:
-    """Return the picture above the color, the name and the count of each class."""
-    if not counts:
+    """Return the picture above the color, the name and the text of each class."""
+    if not texts:
         return picture
     size = _text_size(picture)
     font, row_height = _font(size), 2 * size
-    texts = [f"{name} {count}" for name, count in counts.items()]
-    column_width = 3 * size + round(max(map(font.getlength, texts)))
+    column_width = 3 * size + round(max(map(font.getlength, texts.values())))
     columns = max(1, picture.width // column_width)
     height = picture.height + row_height * math.ceil(len(texts) / columns)
     result = Image.new("RGB", (max(picture.width, column_width), height), "white")
     result.paste(picture)
     draw = ImageDraw.Draw(result)
-    for i, (name, text) in enumerate(zip(counts, texts, strict=True)):
+    for i, (name, text) in enumerate(texts.items()):
         row, column = divmod(i, columns)
         left = column * column_width + size // 2
         top = picture.height + row * row_height + size // 2

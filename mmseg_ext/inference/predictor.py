@@ -82,7 +82,8 @@ class Segmentation:
             opacity: of the colors inside the lines.
             objects: of each class, as counted in the legend.
             names: write each of these objects' class on it.
-            legend: add the classes of the objects below the image.
+            legend: add the classes of the objects below the image, with their count and their
+                share of the pixels.
         """
         drawn = [name for name in self.classes if name not in (*BACKGROUNDS, BORDER)]
         numbers = [self.classes.index(name) for name in drawn]
@@ -95,7 +96,11 @@ class Segmentation:
         if not legend:
             return picture
         colors = dict(zip(self.classes, self.palette, strict=True))
-        return with_legend(picture, colors, {name: len(each) for name, each in found.items()})
+        texts = {}
+        for name, each in found.items():
+            share = np.count_nonzero(self.labels == self.classes.index(name)) / self.labels.size
+            texts[name] = f"{name}: {len(each)} ({100 * share:.1f} %)"
+        return with_legend(picture, colors, texts)
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.

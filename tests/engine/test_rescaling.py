@@ -7,6 +7,7 @@ import pytest
 from mmengine.config import Config
 
 from mmseg_ext import commands
+from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.errors import LaunchError
@@ -161,6 +162,7 @@ def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
     train_here(Path("my configs", config.name), Path("my run"), flags=FLAGS)
     work = tmp_path / "my run"
     assert len(logged(work)) == 3 and (work / "iter_3.pth").is_file()
+    build_test_runner(str(config), str(work / "iter_3.pth"), work_dir=str(work)).test()
     assert Config.fromfile(work / "tiny.py").model.data_preprocessor.size == (16, 16)
     printed = capsys.readouterr().out
     assert lines_with(printed, "best checkpoint", f"{work}/best_mIoU_iter_3.pth")

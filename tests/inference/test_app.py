@@ -38,10 +38,11 @@ def test_a_photo_is_segmented_and_a_click_shows_attention(app, own, tmp_path):
     assert overlay.size == (100, 60) and cleared is None
     model = app["load"](*(settings or [DEFAULT, ""]))
     if own:
-        counted = len(mmseg_ext.Predictor(model)(photo).objects("nucleus"))
-        assert f"{counted} nuclei" in summary and "Apache-2.0" in summary
+        counted = len(mmseg_ext.Predictor(model)(photo).objects("nucleus", 16))
+        assert f"nucleus: {counted}** (" in summary and "Apache-2.0" in summary
+        assert "border" not in summary
     else:
-        assert "nuclei" not in summary and "Apache-2.0" not in summary
+        assert "nucleus" not in summary and "Apache-2.0" not in summary
     heats = [
         app["attend"](SimpleNamespace(index=place), photo, *settings)
         for place in ((5, 5), (99, 59))  # x, y
@@ -62,7 +63,9 @@ def test_several_photos_give_a_table_and_an_archive(app, tmp_path):
     photos = [str(tmp_path / name) for name in ("a/photo.png", "b/photo.png", "c.png")]
     project = tmp_path / "project"
     (project / "work_dir").mkdir(parents=True)
-    (project / "config.py").write_text(f"_base_ = {str(CONFIGS / f'{DEFAULT}.py')!r}\n")
+    (project / "config.py").write_text("raise ValueError('trained with other flags')\n")
+    used = project / "work_dir/config.py"
+    used.write_text(f"_base_ = {str(CONFIGS / f'{DEFAULT}.py')!r}\n")
     with raises_message(RuntimeError, where=f"{project}: ", todo="train"):
         app["segment_all"](photos, str(project))
     weights = mmseg_ext.get_model(DEFAULT, pretrained=True).state_dict()

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from mmseg_ext.inference.overlays import with_legend
 from mmseg_ext.inference.predictor import Segmentation
 
 CLASSES = ("background", "cell", "border", "a class with a long name")
@@ -59,6 +61,9 @@ def test_the_legend_counts_the_objects_that_are_given(touching):
     for name, color in zip(CLASSES, PALETTE, strict=True):
         shown = (legend == color).all(2).sum()
         assert (shown > 50) == (name not in ("background", "border")), name
+    texts = {"cell": "cell: 1 (16.7 %)", CLASSES[3]: f"{CLASSES[3]}: 1 (16.7 %)"}  # 400 of 2400
+    colors = dict(zip(CLASSES, PALETTE, strict=True))
+    assert (picture == np.asarray(with_legend(Image.fromarray(plain), colors, texts))).all()
     objects["cell"] = []
     fewer = np.asarray(touching.overlay(objects=objects))[height:]
     assert not (fewer == PALETTE[1]).all(2).any()
