@@ -160,11 +160,10 @@ def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
     config = write_config(tmp_path / "my configs")
     monkeypatch.chdir(tmp_path)
     train_here(Path("my configs", config.name), Path("my run"), flags=FLAGS)
-    work = tmp_path / "my run"
+    work, printed = tmp_path / "my run", capsys.readouterr().out
     assert len(logged(work)) == 3 and (work / "iter_3.pth").is_file()
     build_test_runner(str(config), str(work / "iter_3.pth"), work_dir=str(work)).test()
     assert Config.fromfile(work / "tiny.py").model.data_preprocessor.size == (16, 16)
-    printed = capsys.readouterr().out
     assert lines_with(printed, "best checkpoint", f"{work}/best_mIoU_iter_3.pth")
     lines = [shlex.split(line) for line in printed.partition("Next:\n")[2].splitlines()]
     assert [line[1] for line in lines] == ["test", "report", "image_demo", "export"]
