@@ -102,20 +102,15 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
     These are the files with a word for masks at the end of a folder or a name. If there are none,
     it is at the beginning, and if there are none either, they are all files but JPEGs.
     """
-
-    def ends_as_masks(path: Path) -> bool:
-        return any(map(_MASK_NAME.search, path.relative_to(folder).with_suffix("").parts))
-
-    def begins_as_masks(path: Path) -> bool:
-        return _MASK_START.match(path.name) is not None
-
-    def is_no_jpeg(path: Path) -> bool:
-        return path.suffix.lower() not in (".jpg", ".jpeg")
-
-    for is_mask in (ends_as_masks, begins_as_masks, is_no_jpeg):
-        if found := set(filter(is_mask, paths)):
-            return found
-    return set()
+    ends, begins, no_jpegs = set(), set(), set()
+    for path in paths:
+        if any(map(_MASK_NAME.search, path.relative_to(folder).with_suffix("").parts)):
+            ends.add(path)
+        if _MASK_START.match(path.name):
+            begins.add(path)
+        if path.suffix.lower() not in (".jpg", ".jpeg"):
+            no_jpegs.add(path)
+    return ends or begins or no_jpegs
 
 
 def match(
@@ -222,11 +217,8 @@ def _join_counted(
     """
     numbers: dict[str, set[frozenset[str]]] = defaultdict(set)  # of the images, after the words
     for masks_of in found:
-        own: dict[str, set[str]] = defaultdict(set)
-        for words, number in masks_of:
-            own[words].add(number)
-        for words, of_image in own.items():
-            numbers[words].add(frozenset(of_image))
+        for words in {words for words, _ in masks_of}:
+            numbers[words].add(frozenset(number for own, number in masks_of if own == words))
     joined: list[dict[str, list[int]]] = [defaultdict(list) for _ in found]
     for by_class, masks_of in zip(joined, found, strict=True):
         for (words, number), masks in masks_of.items():
