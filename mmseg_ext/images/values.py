@@ -279,13 +279,16 @@ def tiff_images(file: Any) -> list[list[Any]]:
     for series in file.series:
         if series.keyframe.subfiletype & (_REDUCED | _MASK):
             continue
-        outer = len(series.axes) - len(series.keyframe.axes)  # axes that the pages do not have
-        sizes, pages = series.shape[:outer], series.pages
+        axes, sizes, pages = [], [], series.pages
+        for axis, size in zip(series.axes, series.shape, strict=True):
+            if axis not in series.keyframe.axes:  # of a page
+                axes.append(axis)
+                sizes.append(size)
         if math.prod(sizes) != len(pages) or None in pages:
             raise ValueError(f"has {len(pages)} pages for {sizes} images; save it as a plain stack")
         numbers = np.arange(len(pages)).reshape(*sizes, 1)
-        if "C" in series.axes[:outer]:
-            numbers = np.moveaxis(numbers, series.axes.index("C"), -1)
+        if "C" in axes:
+            numbers = np.moveaxis(numbers, axes.index("C"), -1)
         for channels in numbers.reshape(-1, numbers.shape[-1]):
             images.append([pages[i] for i in channels])
     return sorted(images, key=lambda pages: pages[0].index)  # a series has pages of one size

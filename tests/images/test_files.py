@@ -109,6 +109,7 @@ DECLARED = {
     ),
     "a range leaves 8 bits": (tiff(RGB, photometric="rgb"), RGB, 3, (0, 4095)),
     "full range, gray": (tiff(GRAY.astype(U16) * 257), GRAY, 1, (0, 65535)),
+    "one band": (tiff(NOISE[..., :1], **PAGES), GRAY, 1),
     "two bands": (tiff(NOISE[..., :2], **CONTIG), NOISE[..., :2], 2),
     "six bands": (tiff(first(NOISE), **PLANES), NOISE, 6),
     "channels of tifffile": (tiff(first(RGB), **PAGES, metadata={"axes": "CYX"}), RGB),
