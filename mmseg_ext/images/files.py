@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import mmcv
 import numpy as np
@@ -24,12 +23,11 @@ from mmseg_ext.images.values import (
     any_size,
     is_tiff,
     read_pixels,
+    tiff_file,
 )
 
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
-
-_OPENCV_PIXELS, _OPENCV_VARIABLE = 2**30, "OPENCV_IO_MAX_IMAGE_PIXELS"
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -72,10 +70,8 @@ def image_size(path: Path) -> tuple[int, int]:
     with path.open("rb") as file:
         tiff = is_tiff(file.read(4))
     if tiff:
-        import tifffile  # Pillow opens few kinds
-
-        with tifffile.TiffFile(path) as file:
-            page: Any = file.pages[0]
+        with tiff_file(path) as file:  # Pillow opens few kinds
+            page = file.pages[0]
             return page.imagewidth, page.imagelength
     with any_size(), Image.open(path) as image:
         return image.size
@@ -137,13 +133,6 @@ def _is_complete(data: bytes) -> bool:
 
 def _damage(data: bytes, path: str) -> UnreadableFileError:
     problem = "does not decode" if _is_complete(data) else "is truncated"
-    with contextlib.suppress(Exception), any_size():
-        width, height = Image.open(io.BytesIO(data)).size
-        if width * height > _OPENCV_PIXELS and _OPENCV_VARIABLE not in os.environ:
-            problem = (
-                f"has {width}x{height} pixels, more than OpenCV reads by default; set the "
-                f"environment variable {_OPENCV_VARIABLE}={width * height}, or cut it into tiles"
-            )
     return UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
 
 

@@ -27,7 +27,7 @@ _MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretatio
 _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
 # Such as P5 4 3 255: the kind, width, height and white.
-_PNM = re.compile(rb"P([2356])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
+_PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
 
 _LIMIT = threading.Lock()  # while Pillow's limit is off
 
@@ -200,12 +200,9 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     if (match := _PNM.match(data)) and is_deep(data):
         # Pillow stretches the values to 255, as the classes 0 to 2 of a mask.
         width, height, white = map(int, match.groups()[1:])
-        bands = 3 if match[1] in b"36" else 1
+        bands = {b"5": 1, b"6": 3}[match[1]]
         kind = ">u2" if white > 255 else "u1"
-        if match[1] in b"23":  # numbers as text
-            values = np.array(data[match.end() :].split(), kind)
-        else:
-            values = np.frombuffer(data, kind, height * width * bands, match.end())
+        values = np.frombuffer(data, kind, height * width * bands, match.end())
         return Pixels(values.astype(kind[-2:]).reshape(height, width, bands), white)
     with any_size():
         image = Image.open(io.BytesIO(data))
@@ -248,21 +245,19 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
 
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
     with tiff_file(io.BytesIO(data)) as file:
-        series, axes = _only_image(file)
-        page: Any = series.keyframe
+        images = tiff_images(file)
+        if len(images) != 1:
+            raise ValueError(
+                f"has {len(images)} images; save each image in a separate file (image_demo --pages "
+                "segments each), or channels with tifffile.imwrite(..., metadata={'axes': 'CYX'})"
+            )
         try:
-            values = _tiff_values(series)
+            return _tiff_pixels(images[0], indices)
         except Exception:  # without imagecodecs tifffile lacks some compressions
-            if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
-                with any_size():
-                    image = Image.open(io.BytesIO(data))
-                return picture_pixels(image, indices)
-            values = None if "C" in axes else _by_opencv(data, page)
-            if values is None:
+            found = _by_opencv(data, images[0], indices)
+            if found is None:
                 raise
-            bits = page.bitspersample if values.dtype == np.uint16 else None
-            return declared(values, bits, **_declarations(page, axes))
-        return _tiff_pixels(values, series.axes, page, axes, indices)
+            return found
 
 
 def tiff_file(file: Any) -> Any:
@@ -284,13 +279,16 @@ def tiff_images(file: Any) -> list[list[Any]]:
     for series in file.series:
         if series.keyframe.subfiletype & (_REDUCED | _MASK):
             continue
-        outer = len(series.axes) - len(series.keyframe.axes)  # axes that the pages do not have
-        sizes, pages = series.shape[:outer], series.pages
+        axes, sizes, pages = [], [], series.pages
+        for axis, size in zip(series.axes, series.shape, strict=True):
+            if axis not in series.keyframe.axes:  # of a page
+                axes.append(axis)
+                sizes.append(size)
         if math.prod(sizes) != len(pages) or None in pages:
             raise ValueError(f"has {len(pages)} pages for {sizes} images; save it as a plain stack")
         numbers = np.arange(len(pages)).reshape(*sizes, 1)
-        if "C" in series.axes[:outer]:
-            numbers = np.moveaxis(numbers, series.axes.index("C"), -1)
+        if "C" in axes:
+            numbers = np.moveaxis(numbers, axes.index("C"), -1)
         for channels in numbers.reshape(-1, numbers.shape[-1]):
             images.append([pages[i] for i in channels])
     return sorted(images, key=lambda pages: pages[0].index)  # a series has pages of one size
@@ -304,29 +302,18 @@ def read_page(path: str | Path, number: int) -> Pixels:
         Exception: of a decoder, for damaged files.
     """
     with tiff_file(path) as file:
-        pages = tiff_images(file)[number]
-        page = pages[0].keyframe
-        values, axes = _tiff_values(pages[0]), page.axes
-        if len(pages) > 1:
-            values, axes = np.stack([values, *map(_tiff_values, pages[1:])]), "C" + axes
-        order = "YX" + "".join(axis for axis in axes if axis not in "YX")
-        return _tiff_pixels(values, axes, page, order, False)
+        return _tiff_pixels(tiff_images(file)[number], False)
 
 
-def _tiff_values(image: Any) -> np.ndarray:
-    """Return the values of a series or page."""
-    page = image.keyframe
+def _tiff_pixels(pages: Sequence[Any], indices: bool) -> Pixels:
+    """Return an image of a TIFF, whose bands can be in a page each."""
+    page = pages[0].keyframe
     if page.photometric > _PALETTE:
         space = getattr(page.photometric, "name", page.photometric)
         raise ValueError(f"has the color space {space}; save it as RGB")
-    return image.asarray()
-
-
-def _tiff_pixels(values: np.ndarray, stored: str, page: Any, axes: str, indices: bool) -> Pixels:
-    """Return decoded values, with axes in the order `stored`, as `axes` and the page declare."""
-    more = _declarations(page, axes)
-    values = np.moveaxis(values, list(map(stored.index, axes)), range(len(axes)))
-    values = values.reshape(values.shape[: len(axes)])  # without other axes, of size 1
+    height_and_width = [page.axes.index("Y"), page.axes.index("X")]
+    values = np.dstack([np.moveaxis(part.asarray(), height_and_width, (0, 1)) for part in pages])
+    more = _declarations(pages)
     if page.photometric == _MINISWHITE and values.dtype.kind == "b":
         values = ~values
     elif page.photometric == _MINISWHITE and values.dtype.kind == "u":
@@ -337,60 +324,45 @@ def _tiff_pixels(values: np.ndarray, stored: str, page: Any, axes: str, indices:
             colors = colors >> 8
         colors = colors.astype(np.uint8)
         if not indices:
-            return declared(colors[values], **more)
+            return declared(colors[values[..., 0]], **more)
         more["palette"] = np.insert(colors, 3, 255, axis=1)
     return declared(values, page.bitspersample, **more)
 
 
-def _only_image(file: Any) -> tuple[Any, str]:
-    """Return the series of a TIFF with one image, and its axes: YX, or with bands YXS or YXC."""
-    full = [s for s in file.series if not s.keyframe.subfiletype & (_REDUCED | _MASK)]
-    if len(full) != 1:
-        todo = "save each image in a separate file (image_demo --pages segments each)"
-        raise ValueError(f"has {len(full)} images; {todo}")
-    if None in full[0].pages:
-        found = "channels in several files instead of one"
-        raise ValueError(f"has {found} images; save each image in a separate file")
-    sizes = dict(zip(full[0].axes, full[0].shape, strict=True))
-    bands = "".join(axis for axis, size in sizes.items() if size > 1 and axis not in "YX")
-    if bands not in ("", "S", "C"):
-        pages = " x ".join(f"{size} {axis}" for axis, size in sizes.items())
-        raise ValueError(
-            f"is a stack of pages ({pages}) that are not declared as channels; save each page in a "
-            "separate file (image_demo --pages segments each), or channels with "
-            "tifffile.imwrite(..., metadata={'axes': 'CYX'})"
-        )
-    return full[0], "YX" + bands
-
-
-def _declarations(page: Any, axes: str) -> dict[str, Any]:
-    """Return what the tags of a TIFF's page declare, as arguments of `Pixels`."""
+def _declarations(pages: Sequence[Any]) -> dict[str, Any]:
+    """Return what the tags of an image in a TIFF declare, as arguments of `Pixels`."""
+    page = pages[0].keyframe
     tags = {tag.code: tag.value for tag in page.tags}
     more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
     more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
     with contextlib.suppress(ValueError):
         more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))
-    if "C" not in axes:
+    if len(pages) == 1:
         extra = enumerate(page.extrasamples, page.samplesperpixel - len(page.extrasamples))
         more["alpha"] = tuple(i for i, kind in extra if kind in (1, 2))
     return more
 
 
-def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
-    """Return a TIFF's values (H, W, C) if OpenCV decodes them as declared, or else None.
+def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Pixels | None:
+    """Return a TIFF's image if OpenCV or Pillow decodes it as declared, or else None.
 
     It decodes what needs imagecodecs otherwise: LZW, JPEG, fax, and 10, 12 and 14 bits. It converts
     CMYK, YCbCr and CIELAB to RGB.
     """
     import cv2
 
+    page = pages[0].keyframe
+    if indices and page.photometric == _PALETTE:  # OpenCV applies the palette
+        with any_size():
+            image = Image.open(io.BytesIO(data))
+        return picture_pixels(image, indices)
     bits, samples = page.bitspersample, page.samplesperpixel
     kinds = {_MINISBLACK: (1,), _MINISWHITE: (1,), _RGB: (3, 4), _PALETTE: (1,)}
     converted = page.photometric in _CONVERTED
     # Samples in planes and extra samples of gray images are read wrongly.
     plain = page.planarconfig == 1 and samples in kinds.get(page.photometric, ())
     plain = plain and (bits <= 8 or page.photometric in (_MINISBLACK, _RGB))
-    if page.index != 0 or not (plain or (converted and bits == 8)):
+    if page.index != 0 or len(pages) > 1 or not (plain or (converted and bits == 8)):
         return None
     upright = bytearray(data)
     if tag := page.tags.get(EXIF_ORIENTATION):  # else OpenCV turns some images
@@ -403,6 +375,6 @@ def _by_opencv(data: bytes, page: Any) -> np.ndarray | None:
     if values.dtype == np.uint16 and bits < 16:
         values = values >> (16 - bits)
     values = np.atleast_3d(values)
-    if values.shape[2] == 1:
-        return values
-    return values[..., [2, 1, 0, 3][: values.shape[2]]]
+    if values.shape[2] > 1:
+        values = values[..., [2, 1, 0, 3][: values.shape[2]]]
+    return declared(values, bits if values.dtype == np.uint16 else None, **_declarations(pages))

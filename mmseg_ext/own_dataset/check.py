@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
-from mmcv.transforms import LoadAnnotations, LoadImageFromFile, RandomResize
+from mmcv.transforms import LoadAnnotations, LoadImageFromFile
 from mmengine.config import Config
 from mmseg.registry import DATASETS
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmseg_ext.datasets.checked_dataset import SPLITS, CheckedDataset
+from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import inner_datasets
@@ -36,7 +36,6 @@ from mmseg_ext.terminal import progress
 
 _RARE = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
-_NARROW = 16  # long sides by short sides; less narrow images can be resized
 _ONE_CLASS = (
     "all pixels are ignored or of class {}, so every model scores 100; in masks of 0 and 255 write "
     "255 as 1, because 255 is ignored"
@@ -128,7 +127,10 @@ def check(
     sources: dict[str, list[_Source]] = {}
     for name, config in configs.items():
         sources[name] = [_list_files(name, part) for part in inner_datasets(config)]
-    classes = _common_classes(list(chain.from_iterable(sources.values())))
+    datasets = [source.dataset for source in chain.from_iterable(sources.values())]
+    classes, *others = dict.fromkeys(tuple(dataset.metainfo["classes"]) for dataset in datasets)
+    if others:
+        raise LaunchError(f"the datasets have different classes: {classes} and {others[0]}")
     problems: list[Problem] = []
     summaries = []
     for name, parts in sources.items():
@@ -143,39 +145,15 @@ def check(
     return problems, summaries
 
 
-def _common_classes(sources: Sequence[_Source]) -> tuple[str, ...]:
-    classes = tuple(sources[0].dataset.metainfo["classes"])
-    for source in sources:
-        others = tuple(source.dataset.metainfo["classes"])
-        if others != classes:
-            raise LaunchError(f"the datasets have different classes: {classes} and {others}")
-    return classes
-
-
 def _read_all(source: _Source, summary: Summary, workers: int) -> Iterator[Problem]:
     """Read the files of a dataset, count them in the summary, and yield problems."""
     results = _map(source.read, source.samples, workers)
-    for i, (sample, found) in enumerate(zip(source.samples, results, strict=True)):
+    for sample, found in zip(source.samples, results, strict=True):
         if not isinstance(found, Exception):
-            found = _narrow_error(source.dataset, i, found[0]) or found
-        if isinstance(found, Exception):
+            summary.add(sample, *found)
+        else:
             kind = "label" if isinstance(found, LabelError) else "unreadable"
             yield Problem(summary.split, kind, str(found))
-        else:
-            summary.add(sample, *found)
-
-
-def _narrow_error(dataset: Any, index: int, size: tuple) -> UnreadableFileError | None:
-    """Return the error that stops a training, if it makes a narrow image as small as it can."""
-    if max(size) < _NARROW * min(size) or not isinstance(dataset, CheckedDataset):
-        return None
-    for step in dataset.pipeline.transforms:
-        if isinstance(step, RandomResize) and step.ratio_range:
-            step.ratio_range = (min(step.ratio_range), min(step.ratio_range))
-    try:
-        dataset.prepare_data(index)
-    except UnreadableFileError as error:
-        return error
 
 
 def _list_files(split: str, config: dict) -> _Source:
@@ -283,23 +261,22 @@ def _shared_image_problems(summaries: Iterable[Summary]) -> Iterator[Problem]:
 
 def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
     """Yield a line for each split with images that nearly equal images of the training set."""
-    by_split = {summary.split: summary for summary in summaries}
-    if "train" not in by_split:
+    of_split = {summary.split: summary for summary in summaries}
+    if "train" not in of_split:
         return
-    train = by_split.pop("train")
-    for split, summary in by_split.items():
+    train = of_split.pop("train")
+    for split, summary in of_split.items():
         count = len(summary.small)
-        pairs = []
+        copies = []
         for i, others in find_copies([*summary.small, *train.small], count):
-            in_train = others[-1] - count
-            if in_train >= 0:
-                pairs.append((summary.samples[i]["img_path"], train.samples[in_train]["img_path"]))
-        if pairs:
-            copy, original = pairs[0]
+            if others[-1] >= count:
+                copies.append((summary.samples[i], train.samples[others[-1] - count]))
+        if copies:
+            copy, original = copies[0]
             yield (
-                f"{split}: note: {len(pairs)} of {summary.pairs} images are copies of training "
-                f"images or nearly so, also flipped or turned, such as {copy} of {original}; the "
-                "score will be too high"
+                f"{split}: note: {len(copies)} of {summary.pairs} images are copies of training "
+                f"images or nearly so, also flipped or turned, such as {copy['img_path']} of "
+                f"{original['img_path']}; the score will be too high"
             )
 
 

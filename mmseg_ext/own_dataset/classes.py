@@ -34,7 +34,10 @@ def update_classes(
     """
     if before is None:
         classes, of_text = assign_classes(labels, names, ignored)
-        return classes, of_text, _note_on_255(labels, names, classes, of_text)
+        notes = []
+        if not names:
+            notes = _note_on_255(labels, of_text)
+        return classes, of_text, notes
     known: dict[str, int] = before["labels"]
     texts = labels.values()
     if not known.keys() & set(texts):
@@ -45,15 +48,29 @@ def update_classes(
     gone = [text for text, i in known.items() if text not in texts and i != IGNORED]
     needless = known.keys() - set(texts) - set(gone)  # was ignored before, and is gone
     ignored = [text for text in ignored if text not in needless]
+    every = _with_gone(labels, gone, in_order=bool(listed) or BACKGROUND in texts)
     try:
-        every = _with_gone(labels, gone, in_order=bool(listed) or BACKGROUND in texts)
         own, assigned = assign_classes(every, names, ignored)
     except ValueError:  # perhaps `names` are those of the labels that are left
         own, assigned = assign_classes(labels, names, ignored)
     classes, of_text = list(before["classes"]), dict(known)
     notes = [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
-    notes += _change_known(classes, of_text, own, assigned, names, ignored)
-    notes += _add_new(classes, of_text, own, assigned, known, names, listed or {})
+    new = []
+    for text, i in assigned.items():
+        old = known.get(text, IGNORED)
+        if text in ignored and old != IGNORED:
+            notes.append(f"{text} is ignored now; its class {classes[old]} stays")
+        if i == IGNORED or (text in known and not names):
+            of_text[text] = IGNORED if text in ignored else old
+        elif old == IGNORED:
+            new.append(text)
+        elif classes[old] != own[i]:
+            notes.append(f"class {classes[old]} is called {own[i]} now")
+            classes[old] = own[i]
+    given = listed or {}
+    if names or BACKGROUND in assigned:
+        given = {text: own[assigned[text]] for text in new}
+    notes += _add_new(new, classes, of_text, given)
     if names:
         classes += [name for name in own if name not in classes]
     for name in classes:
@@ -62,21 +79,28 @@ def update_classes(
     return classes, of_text, notes
 
 
-def _note_on_255(
-    labels: Mapping[int, str],
-    names: Sequence[str] | None,
-    classes: Sequence[str],
-    of_text: Mapping[str, int],
+def _add_new(
+    new: Sequence[str], classes: list[str], of_text: dict[str, int], given: Mapping[str, str]
 ) -> list[str]:
+    """Add new labels, and the classes that these lack, with their `given` names; return notes."""
+    notes = []
+    for text in new:
+        name = given.get(text, f"class_{len(classes)}")
+        if name not in classes or text not in given:
+            notes.append(f"{text} is new: {name} is class {len(classes)}")
+            classes.append(name)
+        of_text[text] = classes.index(name)
+    return notes
+
+
+def _note_on_255(labels: Mapping[int, str], of_text: Mapping[str, int]) -> list[str]:
     """Return a note if 255 is a class, but is far from other values, as in a part of VOC."""
     steps = np.diff(sorted(labels))
     is_last = max(labels) == IGNORED and len(steps) > 1
     is_far = is_last and steps[-1] > 2 * max(steps[:-1])
-    is_class = of_text.get("255", IGNORED) != IGNORED
-    if names or not is_far or not is_class:
+    if not is_far or of_text.get("255", IGNORED) == IGNORED:
         return []
-    note = f"255 is {classes[-1]}; if its pixels are to be ignored, start a new project with"
-    return [f"{note} --ignore 255"]
+    return ["255 is a class; if it is to be ignored, start a new project with --ignore 255"]
 
 
 def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -> dict[int, str]:
@@ -88,59 +112,6 @@ def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -
         else:
             every[int(text.replace("#", "0x"), 0)] = text
     return dict(sorted(every.items()))
-
-
-def _change_known(
-    classes: list[str],
-    of_text: dict[str, int],
-    own: Sequence[str],
-    assigned: Mapping[str, int],
-    names: Sequence[str] | None,
-    ignored: Sequence[str],
-) -> list[str]:
-    """Ignore labels, and rename the classes of known ones; return notes.
-
-    `own` and `assigned` are the classes and labels that a new project would have.
-    """
-    notes = []
-    for text, i in assigned.items():
-        before = of_text.get(text, IGNORED)
-        if text in ignored:
-            of_text[text] = IGNORED
-            if before != IGNORED:
-                notes.append(f"{text} is ignored now; its class {classes[before]} stays")
-        elif names and IGNORED not in (i, before) and classes[before] != own[i]:
-            notes.append(f"class {classes[before]} is called {own[i]} now")
-            classes[before] = own[i]
-    return notes
-
-
-def _add_new(
-    classes: list[str],
-    of_text: dict[str, int],
-    own: Sequence[str],
-    assigned: Mapping[str, int],
-    known: Mapping[str, int],
-    names: Sequence[str] | None,
-    listed: Mapping[str, str],
-) -> list[str]:
-    """Add the labels that have no class yet, and their classes; return notes."""
-    are_names = BACKGROUND in assigned
-    notes = []
-    for text, i in assigned.items():
-        is_kept = text in known and not names
-        if i == IGNORED or is_kept:
-            of_text.setdefault(text, i)
-            continue
-        if of_text.get(text, IGNORED) != IGNORED:
-            continue
-        has_name = names or are_names or text in listed
-        name = own[i] if names or are_names else listed.get(text, f"class_{len(classes)}")
-        if name not in classes or not has_name:
-            notes.append(f"{text} is new: {name} is class {len(classes)}")
-            classes.append(name)
-        of_text[text] = classes.index(name)
-    return notes
 
 
 def follow_file(

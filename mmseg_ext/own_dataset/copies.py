@@ -37,7 +37,7 @@ def small_version(image: np.ndarray, missing: float | None = None) -> np.ndarray
         bands = np.where(known, bands, bands[known].mean() if known.any() else 0)
     contrast = float(bands.max()) - float(bands.min())
     complete = _reduce(bands, contrast)
-    inner = without_borders(bands, contrast)
+    inner = _without_borders(bands, contrast)
     return np.stack([complete, _reduce(inner, contrast) if inner is not bands else complete])
 
 
@@ -53,35 +53,24 @@ def _reduce(bands: np.ndarray, contrast: float) -> np.ndarray:
     return small / length if step and length > step * _SIDE else np.zeros_like(small)
 
 
-def without_borders(bands: np.ndarray, contrast: float) -> np.ndarray:
+def _without_borders(bands: np.ndarray, contrast: float) -> np.ndarray:
     """Return the part of an image (H, W, C) inside of flat borders; all of it if there are none."""
     inner = bands
     for _ in range(4):  # top, right, bottom and left, after which the image is upright
-        inner = np.rot90(inner[_border(inner, contrast) :])
+        inner = np.rot90(inner[_border(inner, _NOISE * contrast) :])
     is_large = min(np.divide(inner.shape[:2], bands.shape[:2])) >= _LEAST
     return inner if is_large and inner.shape != bands.shape else bands
 
 
-def _border(bands: np.ndarray, contrast: float) -> int:
+def _border(bands: np.ndarray, noise: float) -> int:
     """Return the number of flat rows at the top that end at a straight edge."""
-    noise = _NOISE * contrast
-    some = bands[:, :: max(1, bands.shape[1] // _COLUMNS)]
-    if _differences(some[:1]).max() > noise:  # most images
+    some = bands[:, :: max(1, bands.shape[1] // _COLUMNS)].astype(np.float32)
+    differs = abs(some - some[0, 0]).mean(2) > noise  # of each pixel from the first one
+    first = int(differs.any(1).argmax())
+    edge = int((differs.mean(1) > 0.5).argmax())  # 0 if there is none
+    if edge - first > max(4, _STRAIGHT * len(bands)):  # an object that begins with a few pixels
         return 0
-    differences = _differences(some)
-    typical = np.median(differences, 1)
-    first = int((differences.max(1) > noise).argmax())
-    edge = int((typical > noise).argmax())  # 0 if there is none
-    width = max(4, int(_STRAIGHT * len(bands)))
-    if edge - first > width:  # an object that begins with a few pixels and gets wider
-        return 0
-    inside = typical[edge : edge + width].max()
-    return edge + int((typical[edge:] > inside / 2).argmax())  # in the middle of a blurred edge
-
-
-def _differences(rows: np.ndarray) -> np.ndarray:
-    """Return how much the pixels of rows (H, W, C) differ from the first one, (H, W)."""
-    return abs(rows - rows[0, 0].astype(np.float32)).mean(2)
+    return edge
 
 
 def find_copies(

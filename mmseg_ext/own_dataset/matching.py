@@ -226,11 +226,8 @@ def _join_counted(
     """
     numbers: dict[str, set[frozenset[str]]] = defaultdict(set)  # of the images, after the words
     for masks_of in found:
-        own: dict[str, set[str]] = defaultdict(set)
-        for words, number in masks_of:
-            own[words].add(number)
-        for words, of_image in own.items():
-            numbers[words].add(frozenset(of_image))
+        for words in {words for words, _ in masks_of}:
+            numbers[words].add(frozenset(number for own, number in masks_of if own == words))
     joined: list[dict[str, list[int]]] = [defaultdict(list) for _ in found]
     for by_class, masks_of in zip(joined, found, strict=True):
         for (words, number), masks in masks_of.items():

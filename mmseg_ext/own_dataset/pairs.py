@@ -25,10 +25,6 @@ from mmseg_ext.own_dataset.matching import (
 )
 from mmseg_ext.own_dataset.preview import PREVIEW
 
-_NAME_CLASSES = (
-    "; if the masks are of one class each, name the class, such as a_leaf.png and a_stem.png or "
-    "a_class1.png and a_class2.png, for at least two images"
-)
 _UNCLEAR = "no annotation fits its name, or several do"
 _MISSING = "no annotation; if it shows only background, use --background-without-annotation"
 
@@ -61,11 +57,16 @@ def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
     def is_source(path: Path) -> bool:
         return results.isdisjoint([path.absolute(), *path.absolute().parents])
 
+    def is_of_kind(path: Path) -> bool:
+        return reader.other_folder not in path.parts
+
     annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
+    of_kind = [annotation for annotation in annotations if is_of_kind(annotation.path)]
+    annotations = of_kind or annotations
     images = keyed_files(folder)
     if not images:
         require_no_other(folder)
-    found = set(filter(is_source, images))
+    found = set(filter(is_of_kind, filter(is_source, images)))
     masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
     kept = found - masks
     images = {path: key for path, key in images.items() if path in kept}
@@ -97,10 +98,11 @@ def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str
     annotations, left_out, problem = sources.annotations, [], ""
     if reader.can_have_classes:
         annotations, left_out, problem = _join_classes(sources)
-    fits = match(list(sources.images.values()), _keys(annotations), exact=reader.names_images)
+    keys = [annotation.key for annotation in annotations]
+    fits = match(list(sources.images.values()), keys, exact=reader.names_images)
     pairs: list[Pair] = []
     used: set[int] = set()
-    names = {annotation.key.path.name for annotation in annotations}
+    names = {key.path.name for key in keys}
     repeated = _repeated_names(sources, annotations)
     first: dict[Key, Path] = {}  # the first image of each split and name
     for (image, key), numbers in zip(sources.images.items(), fits, strict=True):
@@ -146,10 +148,6 @@ def _repeated_names(sources: Sources, annotations: Sequence[Annotation]) -> dict
     return lines
 
 
-def _keys(annotations: Sequence[Annotation]) -> list[Key]:
-    return [annotation.key for annotation in annotations]
-
-
 def _make_pair(image: Path, key: Key, fitting: Sequence[Annotation]) -> Pair:
     """Return an image with the annotation that fits, or with several masks of its objects."""
     annotation, *more = fitting
@@ -187,7 +185,7 @@ def _join_classes(sources: Sources) -> tuple[Sequence[Annotation], list[str], st
         return annotations, [], ""
     joined: list[Annotation] = []
     used: set[Path] = set()
-    found = match_classes(images, _keys(annotations))
+    found = match_classes(images, [annotation.key for annotation in annotations])
     for key, numbers_by_class in zip(images, found, strict=bool(found)):
         paths, classes = [], []
         for name, numbers in numbers_by_class.items():
@@ -229,11 +227,8 @@ def _explain_no_pair(
         (image, key), annotation = next(iter(sources.images.items())), annotations[0]
         reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
         reason = repeated.get(key.path.name, reason)
-        found = format_of(annotation.path)
-        if found and reader.flag not in found:
+        if found := format_of(annotation.path, reader.flag):
             reason = f"{annotation.path} {found}"
-        if reader.can_have_classes and count > count_images and not problem:
-            problem = _NAME_CLASSES
     return (
         f"{sources.folder}: no image fits exactly one annotation; {reason}, or give patterns whose "
         "* are the parts to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"

@@ -30,8 +30,7 @@ _IMAGES = 12
 _HEIGHT = 220  # pixels of an image; very wide ones are lower
 _WIDTH = 1760  # pixels of a row
 _GAP = 4  # pixels between an image and its labels
-_WIDE = 2.5  # width per height from which the labels are below the image
-_LETTER = 6  # pixels of a letter in a title
+_TITLE, _LETTER = 28, 6  # pixels above a picture, and of a letter
 _LEGEND_COLUMNS = 6
 
 
@@ -62,44 +61,32 @@ def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None
 def _draw(
     titles: Sequence[str], cells: Sequence[np.ndarray], legend: Sequence[Patch], path: Path
 ) -> None:
-    """Write rows of pictures with their titles above, and the legend below."""
-    rows = _rows(cells)
-    legend_height = 22 * math.ceil(len(legend) / _LEGEND_COLUMNS) + 20
-    heights = [max(len(cells[i]) for i in row) + 30 for row in rows]
-    height = sum(heights) + legend_height
+    """Write pictures with their titles above, and the legend below."""
+    places, height = _places(cells)
+    height += 22 * math.ceil(len(legend) / _LEGEND_COLUMNS) + 20
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks
-        figure = Figure(figsize=(_WIDTH / 100, height / 100))
-        top = 0
-        for row, row_height in zip(rows, heights, strict=True):
-            left = 0
-            for i in row:
-                cell_height, cell_width = cells[i].shape[:2]
-                bottom = height - top - 25 - cell_height
-                place = (left / _WIDTH, bottom / height)
-                size = (cell_width / _WIDTH, cell_height / height)
-                axis = figure.add_axes((*place, *size))
-                axis.set_axis_off()
-                axis.set_title(titles[i][-cell_width // _LETTER :], fontsize=8, pad=3)
-                axis.imshow(cells[i], aspect="auto")
-                left += cell_width + 4 * _GAP
-            top += row_height
+        figure = Figure(figsize=(_WIDTH / 100, height / 100), dpi=100)
+        for title, cell, (left, top) in zip(titles, cells, places, strict=True):
+            figure.figimage(cell, left, height - top - len(cell))
+            text = title[-cell.shape[1] // _LETTER :]
+            figure.text(left / _WIDTH, 1 - (top - _GAP) / height, text, fontsize=8)
         figure.legend(handles=legend, loc="lower center", ncols=_LEGEND_COLUMNS)
         save_figure(figure, path, dpi=100)
 
 
-def _rows(cells: Sequence[np.ndarray]) -> list[list[int]]:
-    """Return the indices of the pictures of each row, as many as fit in its width."""
-    rows: list[list[int]] = []
-    left = 0
-    for i, cell in enumerate(cells):
-        width = cell.shape[1]
-        if not rows or left + width > _WIDTH:
-            rows.append([])
-            left = 0
-        rows[-1].append(i)
+def _places(cells: Sequence[np.ndarray]) -> tuple[list[tuple[int, int]], int]:
+    """Return the left and top of each picture in rows, below its title, and the height of all."""
+    places = []
+    left, top, bottom = 0, _TITLE, 0
+    for cell in cells:
+        height, width = cell.shape[:2]
+        if left + width > _WIDTH:
+            left, top = 0, bottom + _TITLE
+        places.append((left, top))
         left += width + 4 * _GAP
-    return rows
+        bottom = max(bottom, top + height)
+    return places, bottom
 
 
 def _legend(
@@ -143,16 +130,12 @@ def _different_samples(summary: Summary) -> list[Mapping]:
 
 
 def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
-    """Return an RGB image and, beside or below it, the same under the colors of its labels."""
+    """Return an RGB image and, next to it, the same under the colors of its labels."""
     height, width = label.shape
-    is_wide = width > _WIDE * height
-    most = _WIDTH if is_wide else (_WIDTH - _GAP) // 2
-    scale = min(_HEIGHT / height, most / width)
+    scale = min(_HEIGHT / height, (_WIDTH - _GAP) // 2 / width)
     size = (max(1, round(scale * width)), max(1, round(scale * height)))
     smooth = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
     shown = cv2.resize(image, size, interpolation=smooth)
     reduced = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
     mixed = (shown * 0.4 + colorize(reduced, palette) * 0.6).astype(np.uint8)
-    axis = 0 if is_wide else 1
-    gap_shape = (_GAP, size[0], 3) if is_wide else (size[1], _GAP, 3)
-    return np.concatenate([shown, np.full(gap_shape, 255, np.uint8), mixed], axis)
+    return np.hstack([shown, np.full((size[1], _GAP, 3), 255, np.uint8), mixed])

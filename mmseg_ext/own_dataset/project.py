@@ -5,11 +5,9 @@ are written. Sources never change. A second run writes all pairs again. It keeps
 are in `splits.json`, and the classes in `classes.json`.
 """
 
-import contextlib
 import json
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
-from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
+from mmseg_ext.errors import LabelError, UnreadableFileError
 from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.index_map import StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, notes_of, values_of
@@ -39,7 +37,6 @@ from mmseg_ext.own_dataset.splits import SplitRule, choose_splits, earlier_split
 from mmseg_ext.terminal import progress
 
 _CLASSES_FILE = "classes.json"
-_MAPS = "converted_"  # the beginning of a temporary folder's name
 
 
 @dataclass
@@ -96,8 +93,8 @@ def make_project(
     earlier = earlier_splits(pairs, data)
     pairs, unlisted, list_notes = apply_lists(pairs, rule.lists, images, earlier)
     left_out += unlisted
-    with _folder_for_maps(data) as maps:
-        read, problems = _read_pairs(pairs, reader, maps)
+    with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
+        read, problems = _read_pairs(pairs, reader, Path(maps))
         legend = _describe(reader, read, problems)
         found = _choose_classes(data, legend, reader, classes, ignored)
         usable = _convert(read, legend, found, problems)
@@ -119,22 +116,6 @@ def make_project(
         earlier=_only_earlier(usable, splits.of_pairs, data),
         notes=found.notes + list_notes + splits.notes + dead_links,
     )
-
-
-@contextlib.contextmanager
-def _folder_for_maps(data: Path) -> Iterator[Path]:
-    """Create a temporary folder for index maps in `data`; remove new folders that stay empty."""
-    new = [path for path in (data, data.parent) if not path.exists()]
-    data.mkdir(parents=True, exist_ok=True)
-    for left in data.glob(f"{_MAPS}*"):  # by a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=_MAPS, dir=data) as maps:
-            yield Path(maps)
-    finally:
-        for path in new:
-            with contextlib.suppress(OSError):
-                path.rmdir()
 
 
 def _read_pairs(
@@ -170,11 +151,7 @@ def _choose_classes(
     names: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> _Classes:
-    """Return the classes; an earlier run's stay.
-
-    Raises:
-        ValueError: if the values do not fit the names.
-    """
+    """Return the classes; an earlier run's stay."""
     file = data / _CLASSES_FILE
     before = json.loads(file.read_text()) if file.is_file() else None
     are_named = bool(names or legend.names or before)
@@ -199,11 +176,6 @@ def _choose_classes(
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)
-    expected = {*listed, *reader.ignored}
-    lacking = [text for text in legend.labels.values() if text not in expected]
-    if listed and lacking and not names:
-        count = f"the file with names lacks {len(lacking)} values ({join_names(lacking)})"
-        notes.append(f"{count}; new ones are ignored; add lines for those that are classes")
     return _Classes(found, of_text, notes)
 
 

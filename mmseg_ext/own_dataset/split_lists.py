@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmseg_ext.errors import join_names
+from mmseg_ext.images.files import read_bytes
 from mmseg_ext.own_dataset.matching import SPLIT_WORD, key_of
 from mmseg_ext.own_dataset.pairs import Pair
 
@@ -31,32 +32,37 @@ def apply_lists(
     train, pairs in no list are perhaps a test set, and not used. Splits of `earlier` runs stay.
 
     Raises:
-        ValueError: if a list cannot be read, or has an image of another one, or a given one fits
-            no pair.
+        UnreadableFileError: if a list cannot be read.
+        ValueError: if one has an image of another one, or a given one fits no pair.
     """
     lists = given or _lists_of_voc(folder)
+    by_name: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_name[_parts(pair.image)[-1]].append(pair)
     notes, used, left_out, kept = [], [], [], []
-    by_end = _by_end(pairs)
     for split, file in lists.items():
-        listed, unknown = _read(file, by_end)
-        count = f"{file}: {len(unknown)} names fit no image with an annotation, or several"
+        listed, unknown = [], []
+        text = read_bytes(str(file)).decode("utf-8-sig", "replace")
+        for line in filter(None, map(str.strip, text.splitlines())):
+            found = _find(line, by_name)
+            if len(found) == 1:
+                listed += found
+            else:
+                unknown.append(line)
+        note = f"{file}: {len(listed)} images are in {split}"
+        if unknown:
+            note += f"; {len(unknown)} names fit no image or several, such as {join_names(unknown)}"
         if given and not listed:
-            raise ValueError(f"{count}; write a name per line, such as {pairs[0].image.stem}")
-        if not listed:
-            notes.append(f"{count}; it is not used")
-        elif unknown:
-            notes.append(f"{count}, such as {join_names(unknown)}")
-        elif not given:
-            notes.append(f"{file}: is the list of {split}")
+            raise ValueError(f"{note}; write a name per line, such as {pairs[0].image.stem}")
+        notes.append(note)
         for pair in listed:
             if pair.list_file not in (None, file):
                 raise ValueError(f"{file}: {pair.image.name} is also in {pair.list_file}; drop one")
-            pair.split, pair.list_file = split, file
+            pair.split, pair.list_file = earlier.get(pair.name, split), file
+            if pair.split != split:
+                kept.append(pair.name)
     has_train = any(pair.list_file == lists.get("train", "") for pair in pairs)
     for pair in pairs:
-        if pair.list_file and earlier.get(pair.name, pair.split) in lists.keys() - {pair.split}:
-            pair.split = earlier[pair.name]
-            kept.append(pair.name)
         if pair.list_file or not has_train:
             used.append(pair)
         else:
@@ -66,40 +72,17 @@ def apply_lists(
     return used, left_out, notes
 
 
-def _by_end(pairs: Sequence[Pair]) -> dict[tuple[str, ...], list[Pair]]:
-    """Return the pairs by each end of their images' paths, as ("a",) and ("x", "a") of x/a.jpg."""
-    by_end: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        path = _parts(pair.image)
-        for start in range(len(path)):
-            by_end[path[start:]].append(pair)
-    return by_end
+def _find(line: str, by_name: Mapping[str, Sequence[Pair]]) -> Sequence[Pair]:
+    """Return the pairs with the name in a line; if there are several, those in its folders."""
+    for text in (line, line.split()[0]):  # "my photo.jpg", or "a.jpg a.png"
+        path = _parts(Path(text.replace("\\", "/")))
+        found = by_name.get(path[-1], ())
+        if len(found) > 1:
+            found = [pair for pair in found if _parts(pair.image)[-len(path) :] == path]
+        if found:
+            return found
+    return []
 
 
 def _parts(path: Path) -> tuple[str, ...]:
     return (*path.parts[:-1], key_of(Path(path.name)).name)  # without a suffix
-
-
-def _read(
-    file: Path, by_end: Mapping[tuple[str, ...], Sequence[Pair]]
-) -> tuple[list[Pair], list[str]]:
-    """Return the pairs that a list names, and the lines that fit none, or several.
-
-    The longest end of a path counts that fits a pair.
-    """
-    try:
-        lines = file.read_text("utf-8-sig", errors="replace").splitlines()
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
-    listed, unknown = [], []
-    for line in filter(None, map(str.strip, lines)):
-        ends = []
-        for text in (line, line.split()[0]):  # "my photo.jpg", or "a.jpg a.png"
-            path = _parts(Path(text.replace("\\", "/")))
-            ends += [path[start:] for start in range(len(path))]
-        fitting = next((by_end[end] for end in ends if end in by_end), [])
-        if len(fitting) == 1:
-            listed.append(fitting[0])
-        else:
-            unknown.append(line)
-    return listed, unknown

@@ -5,7 +5,6 @@ their names, so more images change no earlier choice. Units with a label that a 
 lacks come first. `splits.json` keeps the choice for further runs.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -103,7 +102,14 @@ def choose_splits(
             by_name[pair.name] = of_pairs[-1]
     if fold:
         by_name[_FOLD] = fold
-    notes = _notes_on_copies(pool, copies, chosen)
+    notes = []
+    copy_of = {other: i for i, others in copies for other in others if names[other] in groups}
+    for other, first in itertools.islice(copy_of.items(), 1):
+        notes.append(
+            f"{len(copy_of)} of {len(pool)} images are copies of another one or nearly so, also "
+            f"flipped or turned, such as {pool[other].pair.image} of {pool[first].pair.image}; "
+            "copies are kept in one split"
+        )
     if not rule.group:
         notes += _note_on_names(names, connect(len(names), copies))
     return Splits(of_pairs, by_name, notes)
@@ -131,7 +137,7 @@ def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[st
     groups = {}
     for name, number in zip(names, numbers, strict=True):
         if 1 < sizes[number] <= most:
-            groups[name] = str(number)
+            groups[name] = f"/{number}"  # no name
     return groups
 
 
@@ -148,26 +154,6 @@ def earlier_splits(pairs: Sequence[Pair], data: Path) -> dict[str, str]:
     return found
 
 
-def _notes_on_copies(
-    pool: Sequence[ReadPair], copies: Sequence[Link], chosen: Mapping[str, str]
-) -> list[str]:
-    """Return a note if images of one split are copies of each other."""
-    alike = []
-    for first, others in copies:
-        for other in others:
-            if chosen[pool[first].pair.name] == chosen[pool[other].pair.name]:
-                alike.append((other, first))
-    if not alike:
-        return []
-    other, first = alike[0]
-    count = len(dict(alike))  # each copy once
-    return [
-        f"{count} of {len(pool)} images are copies of another one or nearly so, also flipped or "
-        f"turned, such as {pool[other].pair.image} of {pool[first].pair.image}; copies are kept in "
-        "one split"
-    ]
-
-
 def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
     """Return a note if names recur with numbers, as x, x_1 and x_2, that are not all copies."""
     found = list(map(_COUNTED.fullmatch, names))
@@ -175,20 +161,14 @@ def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
     recurring: dict[str, list[int]] = defaultdict(list)
     for i, (name, fit) in enumerate(zip(names, found, strict=True)):
         recurring[fit[1] if fit and name not in stems else name].append(i)
-    several = [numbers for numbers in recurring.values() if len(numbers) > 1]
-    separate = [numbers for numbers in several if len(set(copies[numbers])) > 1]
-    if len(separate) < 2:
+    several = [own for own in recurring.values() if len(set(copies[own])) > 1]
+    if len(several) < 2:
         return []
-    longest = found[max(separate[0], key=lambda i: len(names[i]))]
+    longest = found[max(several[0], key=lambda i: len(names[i]))]
     assert longest  # the others are the stem
     before, separator, _ = longest[1].rpartition(longest[2])
     pattern = f"{before}{separator}*{longest[2]}"  # IMG_*_ of IMG_0012_1
-    groups = []
-    with contextlib.suppress(ValueError):  # all names are in one group
-        groups += [sorted(numbers) for _, numbers in find_groups(names, pattern)]
-    if not all(numbers in groups for numbers in separate):
-        return []
-    examples = join_names([names[i] for i in separate[0]], 3)
+    examples = join_names([names[i] for i in several[0]], 3)
     return [
         f"{len(several)} names recur with a number, such as {examples}; if these show the same "
         f"thing, keep them in one split with --group {shlex.quote(pattern)}"
@@ -284,15 +264,11 @@ def _keep(
     names: Sequence[str], fixed: Mapping[str, str], groups: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the fixed splits of names, and of names whose group has a fixed one."""
-    chosen, split_of_group = {}, {}
+    of_group = {groups.get(name, name): fixed[name] for name in names if name in fixed}
+    chosen = {}
     for name in names:
-        if name in fixed:
-            chosen[name] = fixed[name]
-            split_of_group[groups.get(name)] = fixed[name]
-    split_of_group.pop(None, None)  # of names without a group
-    for name in names:
-        if name not in chosen and groups.get(name) in split_of_group:
-            chosen[name] = split_of_group[groups[name]]
+        if groups.get(name, name) in of_group:
+            chosen[name] = fixed.get(name, of_group[groups.get(name, name)])
     return chosen
 
 
@@ -300,9 +276,9 @@ def _make_units(
     names: Collection[str], labels: Mapping[str, set[str]], groups: Mapping[str, str]
 ) -> list[_Unit]:
     """Return the groups of names, and the other names, in the order of their hashes."""
-    units: dict[tuple[str, bool], _Unit] = defaultdict(lambda: _Unit([], set()))
+    units: dict[str, _Unit] = defaultdict(lambda: _Unit([], set()))
     for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        unit = units[groups.get(name, name), name in groups]
+        unit = units[groups.get(name, name)]
         unit.names.append(name)
         unit.labels.update(labels[name])
     return list(units.values())

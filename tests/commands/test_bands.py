@@ -58,7 +58,7 @@ def start_command(name: str, *words: object) -> None:
 
 
 KINDS = {  # a file of another kind in a project of 8-bit photos, and what every reader tells
-    "pages": (dict(photometric="minisblack"), np.uint8, "is a stack of pages (3 Q x 40 Y x 48 X)"),
+    "pages": (dict(photometric="minisblack"), np.uint8, "has 3 images"),
     "planes": (dict(photometric="minisblack", planarconfig="separate"), np.uint8, None),
     "dark": (dict(photometric="rgb", planarconfig="separate"), np.uint16, "uses 8 of 16 bits"),
     "signed": (dict(photometric="rgb", planarconfig="separate"), np.int16, "has int16 values from"),

@@ -70,5 +70,5 @@ def test_images_of_different_kinds_are_named(tmp_path):
     paths = write(tmp_path, NOISE, NOISE[..., :2], **CONTIG)
     with pytest.raises(ValueError, match=rf"^{paths[0]}: has 6 bands, and {paths[1]} has 2; "):
         measure_images(paths)
-    with pytest.raises(OSError, match=r"0\.tif: is a stack"):
+    with pytest.raises(OSError, match=r"0\.tif: has 6 images"):
         measure_images(write(tmp_path, np.moveaxis(NOISE, 2, 0), **PAGES))

@@ -9,7 +9,6 @@ import pytest
 import tifffile
 from matplotlib.figure import Figure
 from mmengine.config import Config
-from mmseg.datasets import PascalVOCDataset
 from mmseg.registry import DATASETS
 from PIL import Image
 
@@ -147,7 +146,6 @@ KAGGLE = "name,r,g,b\n" + "".join(
     f"{name}, {red}, {green}, {blue}\n"
     for name, (red, green, blue) in zip(NAMES, COLORS.tolist(), strict=True)
 )
-VOC = np.array(PascalVOCDataset.METAINFO["palette"], np.uint8)
 CAMVID = "".join(
     f"{red} {green} {blue}\t\t{name}\n"
     for name, (red, green, blue) in zip(NAMES, COLORS.tolist(), strict=True)
@@ -183,10 +181,6 @@ FILES = {
     "labelmap.txt with parts": (
         LABELMAP.replace("83::", "83:head,tail:sits"),
         *(colors, NAMES, "#fa3253 is big cat, #33ddff is dog, #24b353 is cow"),
-    ),
-    "labelmap.txt without colors": (
-        "# label:color_rgb:parts:actions\nbackground:::\nbig cat:::\ndog:::\ncow:::\n",
-        *(lambda label: VOC[label], NAMES, "#800000 is big cat, #008000 is dog, #808000 is cow"),
     ),
     "classes.txt of windows": (
         "\ufeffbackground\r\nbig cat\r\ndog\r\n\r\n",
@@ -234,8 +228,6 @@ def test_void_and_colors_that_the_file_lacks_are_ignored(tmp_path, capsys):
     assert run(tmp_path) == 0
     out = capsys.readouterr().out
     assert "#000000 is ignored, #33ddff is dog, #fa3253 is big cat, #24b353 is ignored" in out
-    (note,) = lines_with(out, "note", "#24b353")
-    check_message(note, 1, todo=True)
     assert classes_of(tmp_path) == ["dog", "big cat"]
     assert_labels(tmp_path, [255, 1, 0, 255])
     assert run(tmp_path) == 0
@@ -287,11 +279,7 @@ def test_files_of_several_folders(tmp_path, capsys):
         (tmp_path / f"images/{split}/_classes.csv").write_text(text)
     assert run(tmp_path, masks="images") == 0
     assert classes_of(tmp_path) == ["background", "cat", "dog"]
-    assert "differs" not in capsys.readouterr().out
-    (tmp_path / "images/valid/_classes.csv").write_text(text + "3, cow\n")
-    assert run(tmp_path, masks="images") == 0
-    out = capsys.readouterr().out
-    assert lines_with(out, tmp_path / "images/valid/_classes.csv", "differs")
+    assert lines_with(capsys.readouterr().out, tmp_path / "images/train/_classes.csv")
 
 
 def enlarged(interpolation: int, factor: int = 1):
@@ -373,18 +361,14 @@ def test_declared_nodata_is_ignored_unless_it_is_zero(missing, tmp_path, capsys)
     assert labels == {"0": 0, "1": 1} | ({"nodata": 255} if missing else {})
 
 
-@pytest.mark.parametrize("kind", ["P5", "P2"])
-def test_masks_as_pgm_keep_their_values(kind, tmp_path):
+def test_masks_as_pgm_keep_their_values(tmp_path):
     """Their white is the largest class, which differs between masks; other programs stretch it."""
     write(tmp_path, gray)
     for i in range(4):
         label = label_of(i, 2 + i % 2)
-        head = f"{kind}\n{SIZE[0]} {SIZE[1]}\n{label.max()}\n".encode()
-        text = " ".join(map(str, label.ravel())).encode()
+        head = f"P5\n{SIZE[0]} {SIZE[1]}\n{label.max()}\n".encode()
         (tmp_path / f"masks/{i}.png").unlink()
-        (tmp_path / f"masks/{i}.pgm").write_bytes(
-            head + (label.tobytes() if kind == "P5" else text)
-        )
+        (tmp_path / f"masks/{i}.pgm").write_bytes(head + label.tobytes())
     assert run(tmp_path) == 0
     for i, label in project_labels(tmp_path).items():
         assert np.array_equal(label, label_of(i, 2 + i % 2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import Masks
+from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
 from tests.datasets.trees import save
@@ -166,11 +166,11 @@ def test_masks_of_a_class_each(layout, tmp_path):
 
 
 def test_numbered_classes(tmp_path):
-    """A single image shows no pattern, and numbers alone can count objects: then a hint."""
+    """A single image shows no pattern, and numbers alone can count objects."""
     write(tmp_path, ["u/a.png", "v/a_class1.png", "v/a_class2.png", "x/a.png", "x/b.png"])
     write(tmp_path, [f"w/{name}_{i}.png" for name in "ab" for i in "12"])
     for images, masks in (("u", "v"), ("x", "w")):
-        with pytest.raises(ValueError, match=r"no image fits.*of one class each, name the class"):
+        with pytest.raises(ValueError, match="no image fits"):
             find(tmp_path, images, masks)
     for name in ("a_class1", "a_class2", "b_class1", "b_class2"):
         save(tmp_path / f"y/{name}.png", np.zeros((3, 4), np.uint8))
@@ -218,12 +218,23 @@ def test_masks_of_several_classes_are_not_of_one(tmp_path):
     for name in "12":
         save(tmp_path / f"y/{name}_ids.png", label)
         save(tmp_path / f"y/{name}_train.png", label // 11)
-        for folder in ("SegmentationClass", "SegmentationObject"):  # of VOC: classes and objects
-            save(tmp_path / f"z/{folder}/{name}.png", label // 11)
     with pytest.raises(ValueError, match=r"no image fits.*_ids\.png: .* has 11 values other"):
         find(tmp_path, "x", "y")
-    with pytest.raises(ValueError, match=r"no image fits"):
-        find(tmp_path, "x", "z")
+
+
+@pytest.mark.parametrize("masks", [".", "SegmentationClass"])
+@pytest.mark.parametrize("images", [".", "JPEGImages", "images"])
+def test_classes_and_objects_of_voc(images, masks, tmp_path):
+    """Exports of CVAT also have this layout. The flag --objects reads the other folder."""
+    photos = "JPEGImages" if images == "." else images
+    for name in "12":
+        write(tmp_path, [f"{photos}/{name}.jpg"])
+        write(tmp_path, [f"Segmentation{kind}/{name}.png" for kind in ("Class", "Object")])
+    for kind, reader in (("Class", Masks), ("Object", ObjectMasks)):
+        folder = tmp_path / masks.replace("Class", kind)
+        pairs, left_out = find_pairs(tmp_path / images, reader.find(folder), tmp_path / "p/data")
+        found = {pair.image.name: pair.annotation.path.parent.name for pair in pairs}
+        assert found == dict.fromkeys(("1.jpg", "2.jpg"), f"Segmentation{kind}") and not left_out
 
 
 def test_patterns_choose_files(tmp_path):
@@ -258,18 +269,18 @@ def test_what_is_not_certain_is_left_out(tmp_path):
 
 
 def test_annotations_with_one_name_are_listed(tmp_path):
-    """As of VOC, whose second folder numbers objects; also if other images have a pair."""
-    write(tmp_path / "voc/JPEGImages", ["1.jpg", "2.jpg"])
-    for folder in ("SegmentationClass", "SegmentationObject"):
-        write(tmp_path / "voc" / folder, ["1.png", "2.png"])
-    both = [tmp_path / f"voc/Segmentation{kind}/1.png" for kind in ("Class", "Object")]
-    with raises_message(ValueError, *both, 2, where=tmp_path / "voc", todo="folder"):
-        find(tmp_path, "voc", "voc")
-    write(tmp_path, ["voc/JPEGImages/3.jpg", "voc/SegmentationClass/3.png"])
-    reader = Masks.find(tmp_path / "voc")
-    pairs, left_out = find_pairs(tmp_path / "voc", reader, tmp_path / "project/data")
+    """As of Mapillary, whose second folder numbers objects; also if other images have a pair."""
+    write(tmp_path / "vistas/images", ["1.jpg", "2.jpg"])
+    for folder in ("labels", "instances"):
+        write(tmp_path / "vistas" / folder, ["1.png", "2.png"])
+    both = [tmp_path / f"vistas/{kind}/1.png" for kind in ("instances", "labels")]
+    with raises_message(ValueError, *both, 2, where=tmp_path / "vistas", todo="folder"):
+        find(tmp_path, "vistas", "vistas")
+    write(tmp_path, ["vistas/images/3.jpg", "vistas/labels/3.png"])
+    reader = Masks.find(tmp_path / "vistas")
+    pairs, left_out = find_pairs(tmp_path / "vistas", reader, tmp_path / "project/data")
     assert [pair.image.name for pair in pairs] == ["3.jpg"]
-    check_message(left_out[0], *both, where=tmp_path / "voc/JPEGImages/1.jpg", todo="folder")
+    check_message(left_out[0], *both, where=tmp_path / "vistas/images/1.jpg", todo="folder")
 
 
 def test_files_that_are_not_told_apart(tmp_path):

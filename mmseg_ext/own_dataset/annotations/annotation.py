@@ -4,10 +4,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from mmseg_ext.errors import LabelError
-from mmseg_ext.own_dataset.annotations.formats import require_no_other
+from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
 from mmseg_ext.own_dataset.matching import Key, keyed_files
 
 BACKGROUND = "background"
@@ -38,21 +37,25 @@ def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]
 
 
 def path_of_name(name: str) -> Path:
-    """Return the path in an image's name, which can be that of Windows or a URL."""
-    if "://" in name:  # https://host/images/a%201.jpg?key=1
-        name = unquote(urlsplit(name).path)
+    """Return the path in an image's name, which can be that of Windows."""
     return Path(name.replace("\\", "/").lstrip("/"))
 
 
 @contextlib.contextmanager
-def reading(path: Path, image_name: str = "") -> Iterator[None]:
-    """Raise any error as `LabelError` with the file's path; any bytes can be in the file."""
+def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
+    """Raise any error as `LabelError` with the file's path; any bytes can be in the file.
+
+    If the file is of a format with another flag, the error says so.
+    """
     try:
         yield
     except Exception as error:
         where = f"{path}: {image_name}" if image_name else str(path)
-        reason = error if isinstance(error, (ValueError, OSError)) else repr(error)
-        raise LabelError(f"{where}: cannot be read ({reason})") from error
+        reason = str(error)
+        if not isinstance(error, (ValueError, OSError)):  # such as KeyError('shapes')
+            reason = f"{error!r}; docs/own_dataset.md shows which formats can be read"
+        problem = format_of(path, flag) or f"cannot be read ({reason})"
+        raise LabelError(f"{where}: {problem}") from error
 
 
 def require_size(size: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> None:

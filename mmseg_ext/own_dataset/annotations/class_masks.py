@@ -5,7 +5,7 @@ Where masks overlap, the class with fewer pixels in all masks counts, so the tex
 known after all are read.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
@@ -28,7 +28,6 @@ from mmseg_ext.own_dataset.annotations.index_map import (
 from mmseg_ext.own_dataset.annotations.reader import Legend, values_of
 from mmseg_ext.own_dataset.selection import evenly
 
-_MASKS_SHOWN = 3  # of a class in a note
 _MASKS_LOOKED_AT = 8  # annotations, to find out whether masks are of one class each
 
 
@@ -88,23 +87,18 @@ def describe(maps: Sequence[StoredMap]) -> Legend:
 
 
 def _note_on_joined(maps: Sequence[StoredMap]) -> list[str]:
-    """Return a note if several masks of an image are of one class, with the first ones of each."""
-    joined: dict[str, str] = {}
+    """Return a note with the masks of the first image that has several of one class."""
     for part in maps:
-        files: dict[str, list[str]] = defaultdict(list)
-        for path, name in zip(part.annotation.paths, part.annotation.classes, strict=True):
-            files[name].append(path.name)
-        for name, own in files.items():
-            if len(own) > 1:
-                joined.setdefault(name, f"{join_names(own, _MASKS_SHOWN)} are {name}")
-    if not joined:
-        return []
-    name = next(iter(joined))
-    examples = join_names(list(joined.values()))
-    return [
-        f"several masks of an image became one class: {examples}; if each is a class, write its "
-        f"number without a separator, such as {name}1 and {name}2"
-    ]
+        classes = part.annotation.classes
+        name, count = Counter(classes).most_common(1)[0]
+        if count > 1:
+            first = classes.index(name)
+            files = [path.name for path in part.annotation.paths[first : first + count]]
+            return [
+                f"several masks of an image became one class, as {join_names(files, 3)} are {name};"
+                f" if each is a class, write its number without a separator, such as {name}1"
+            ]
+    return []
 
 
 def _read_masks(annotation: Annotation) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,73 +20,56 @@ from mmseg_ext.own_dataset.annotations.annotation import (
     reading,
 )
 from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
-from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap, at_image_size
-from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, draw, label_of, shape_of
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap, at_image_size
+from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
 from mmseg_ext.own_dataset.matching import Key, key_of, split_in
 
 
-class _Image(NamedTuple):
-    """The entries of a file about an image: `Annotation.content`."""
-
-    entry: dict[str, Any]  # of the list `images`
-    objects: list[dict[str, Any]]  # of the list `annotations`
-    categories: dict[Any, str]  # the label of each category's number
-
-
 @dataclass
-class Coco(Reader):
-    """Images of COCO files."""
+class Coco(ShapeFiles):
+    """Images of COCO files. The classes are the categories in the order of their numbers."""
 
     flag = "--coco"
     suffixes = (".json",)
     names_images = True
-
-    categories: Sequence[str] = ()  # of all files, in the order of their numbers
 
     @classmethod
     def find(cls, paths: Sequence[Path]) -> "Coco":
         """Return the images of these files.
 
         Raises:
-            ValueError: if one is not a COCO file.
+            LabelError: if one is not a COCO file.
         """
         annotations: list[Annotation] = []
         names: dict[str, None] = {}  # in order, without repetitions
         for path in paths:
-            try:
+            with reading(path, cls.flag):
                 content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
                 categories = {}
                 for entry in content["categories"]:
                     categories[entry["id"]] = label_of(entry["name"])
                 names.update(dict.fromkeys(map(categories.__getitem__, sorted(categories))))
                 annotations += _annotations(path, content, categories)
-            except (KeyError, TypeError, ValueError, RecursionError) as error:
-                found = format_of(path)
-                if not found:
-                    reason = error if isinstance(error, ValueError) else repr(error)
-                    found = f"is not a COCO file ({reason}); export polygons or masks as COCO"
-                raise ValueError(f"{path}: {found}") from error
-        return cls(annotations, categories=list(names))
+        return cls(annotations, names=list(names))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        image: _Image = annotation.content
-        with reading(annotation.path, annotation.image_name):
-            shapes = []
-            for item in image.objects:
-                if "segments_info" in item:
-                    return _read_panoptic(annotation.path, item, image.categories, sizes)
-                label, form = image.categories[item["category_id"]], item.get("segmentation")
-                if isinstance(form, dict):
-                    shapes.append(Shape(label, run_lengths=form))
-                else:
-                    shapes.append(shape_of(label, _polygons(form or [])))
-            declared = image.entry.get("height"), image.entry.get("width")
-            return draw(Drawing(shapes, declared), sizes)
+        _, objects, categories = annotation.content
+        for item in objects:
+            if isinstance(item, dict) and "segments_info" in item:
+                with reading(annotation.path, self.flag, annotation.image_name):
+                    return _read_panoptic(annotation.path, item, categories, sizes)
+        return super().read(annotation, sizes)
 
-    def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names(list(dict.fromkeys([BACKGROUND, *self.categories])))
+    def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
+        entry, objects, categories = annotation.content
+        shapes = []
+        for item in objects:
+            label, form = categories[item["category_id"]], item.get("segmentation")
+            if isinstance(form, dict):
+                shapes.append(Shape(label, run_lengths=form))
+            else:
+                shapes.append(Shape(label, _polygons(form or [])))
+        return shapes, (entry.get("height"), entry.get("width"))
 
 
 def _read_panoptic(
@@ -118,7 +101,7 @@ def _annotations(
         number = str(entry["id"])
         known.add(number)
         folder_split, name = key_of(path_of_name(entry["file_name"]))
-        image = _Image(entry, objects[number], categories)
+        image = (entry, objects[number], categories)
         key = Key(folder_split or file_split, name)
         yield Annotation(key, (path,), entry["file_name"], image)
     for number in sorted(objects.keys() - known):  # they will be listed as left out
@@ -131,4 +114,4 @@ def _polygons(form: list) -> list[list[float]]:
         return [form]
     if len(form) > 2 and all(len(part) == 2 for part in form):
         return [np.ravel(form).tolist()]
-    return form
+    return [polygon for polygon in form if polygon]

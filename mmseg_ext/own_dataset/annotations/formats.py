@@ -32,17 +32,23 @@ _OF_PARTS = (  # texts that all are in a file of JSON or XML
 )
 
 
-def format_of(path: Path) -> str:
-    """Return the format of a file that cannot be read, and the next step; nothing if unknown."""
+def format_of(path: Path, flag: str = "") -> str:
+    """Return the format of a file that cannot be read, and the next step.
+
+    Nothing, if the format is unknown or the one of `flag`.
+    """
+    found = ""
     for ending, format_and_step in _OF_ENDING.items():
         if path.name.lower().endswith(ending):
-            return f"is {format_and_step}"
+            found = format_and_step
     if path.suffix.lower() in (".json", ".geojson", ".xml"):
         text = path.read_text(errors="replace")
-        for parts, format_and_step in _OF_PARTS:
+        for parts, format_and_step in reversed(_OF_PARTS):
             if all(part in text for part in parts):
-                return f"is {format_and_step}"
-    return ""
+                found = format_and_step
+    if not found or (flag and flag in found):
+        return ""
+    return f"is {found}"
 
 
 def require_no_other(folder: Path) -> None:

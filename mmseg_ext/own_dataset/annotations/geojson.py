@@ -8,10 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmseg_ext.own_dataset.annotations import polygons
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
-from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, ShapeFiles, Size
+from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
 
 
 class Geojson(ShapeFiles):
@@ -21,26 +19,22 @@ class Geojson(ShapeFiles):
     suffixes = (".geojson", ".json")
     ignored = ("Ignore*",)  # a class of QuPath
 
-    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+    def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
         features = json.loads(annotation.path.read_bytes())
         if isinstance(features, dict):
             features = features.get("features", [features])
-        if any("geometry" not in feature for feature in features):
-            raise ValueError(format_of(annotation.path) or "it has no list `features`")
-        return Drawing(list(map(self._shape, features)))
+        return list(map(self._shape, features)), (None, None)
 
     def _shape(self, feature: Mapping[str, Any]) -> Shape:
-        properties = feature.get("properties") or {}
-        classification = properties.get("classification") or {}
+        classification = (feature.get("properties") or {}).get("classification") or {}
         # Classes of several words are "names": ["Tumor", "Positive"].
         name = classification.get("name") or ": ".join(classification.get("names", ()))
-        name = name or properties.get("class")  # of earlier files of `image_demo`
         kind, parts = feature["geometry"]["type"], feature["geometry"]["coordinates"]
         if kind not in ("Polygon", "MultiPolygon"):
-            return polygons.without_area(kind)
+            return Shape(name, skipped=kind)
         if not name:
-            return Shape("", skipped="a shape without a classification is not drawn")
-        label = polygons.label_of(name)
+            return Shape(name, skipped="shape without a classification")
+        label = label_of(name)
         if "color" in classification:
             self.colors[label] = classification["color"]
         return Shape(label, list(map(_join_rings, [parts] if kind == "Polygon" else parts)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 
@@ -75,13 +76,13 @@ def at_image_size(found: IndexMap, sizes: Sequence[tuple[int, int]]) -> IndexMap
         ValueError: if the proportions differ.
     """
     size = found.indices.shape
-    fitting = [image_size for image_size in sizes if _has_proportions(size, image_size)]
-    if size in sizes or not fitting:
-        require_size(size, sizes)
-        return found
-    rows, columns = map(_nearest, size, fitting[0])
-    indices = found.indices[rows[:, None], columns]
-    return IndexMap(found.values, indices, [*found.notes, _RESIZED])
+    for image_size in sizes:
+        if size not in sizes and _has_proportions(size, image_size):
+            indices = found.indices.astype(np.int32)
+            indices = cv2.resize(indices, image_size[::-1], interpolation=cv2.INTER_NEAREST_EXACT)
+            return IndexMap(found.values, indices, [*found.notes, _RESIZED])
+    require_size(size, sizes)
+    return found
 
 
 def _has_proportions(size: Sequence[int], image_size: Sequence[int]) -> bool:
@@ -92,12 +93,4 @@ def _has_proportions(size: Sequence[int], image_size: Sequence[int]) -> bool:
     (height, width), (image_height, image_width) = size, image_size
     if height == image_height or width == image_width:
         return False
-    least = max((height - 1) / image_height, (width - 1) / image_width)
-    most = min((height + 1) / image_height, (width + 1) / image_width)
-    return least < most
-
-
-def _nearest(length: int, image_length: int) -> np.ndarray:
-    """Return the position in a side of `length` that is nearest to each of the image's side."""
-    centers = np.arange(image_length) + 0.5
-    return (centers * length / image_length).astype(int)
+    return abs(height * image_width - width * image_height) < image_height + image_width

@@ -5,15 +5,12 @@ Classes follow the background in the alphabetical order of the labels.
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations import polygons
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, path_of_name
-from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.annotations.polygons import Drawing, Shape, ShapeFiles, Size
+from mmseg_ext.own_dataset.annotations.annotation import Annotation
+from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
 
@@ -25,22 +22,17 @@ class Labelme(ShapeFiles):
     suffixes = (".json",)
     ignored = ("__ignore__",)
 
-    def parse(self, annotation: Annotation, size: Size) -> Drawing:
+    small_last = False
+
+    def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
         content = json.loads(annotation.path.read_bytes())
-        if "shapes" not in content:
-            raise ValueError(format_of(annotation.path) or "it has no list `shapes`")
-        declared = content.get("imageHeight"), content.get("imageWidth")
-        notes, image_path = [], content.get("imagePath") or annotation.key.name
-        if path_of_name(image_path).stem != PurePath(annotation.key.name).name:
-            notes.append("imagePath differs from the name of the JSON file, which counts")
-        return Drawing(
-            list(map(_shape, content["shapes"])), declared, small_last=False, notes=notes
-        )
+        shapes = list(map(_shape, content["shapes"]))
+        return shapes, (content.get("imageHeight"), content.get("imageWidth"))
 
 
 def _shape(entry: Mapping[str, Any]) -> Shape:
     """Return a shape of a file."""
-    label = polygons.label_of(entry["label"])
+    label = label_of(entry["label"])
     kind = entry.get("shape_type") or "polygon"
     points = np.array(entry["points"], float)
     if kind == "mask":
@@ -54,5 +46,5 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         radius = np.hypot(*(on_circle - center))
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
     elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
-        return polygons.without_area(kind)
-    return polygons.shape_of(label, [points.ravel().tolist()])
+        return Shape(label, skipped=kind)
+    return Shape(label, [points.ravel().tolist()])

@@ -16,11 +16,7 @@ import numpy as np
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations import class_masks
-from mmseg_ext.own_dataset.annotations.annotation import (
-    Annotation,
-    annotations_below,
-    reading,
-)
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
 from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
@@ -57,15 +53,11 @@ class Masks(Reader):
 
     suffixes = MASK_SUFFIXES
     ignored = ("nodata",)
+    other_folder = "SegmentationObject"
     can_have_classes = True
     has_background = False
 
     binary: ClassVar[bool] = False  # see `read_mask`
-
-    @classmethod
-    def find(cls, folder: Path) -> "Masks":
-        """Return the masks below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(folder, cls.suffixes), is_pattern="*" in str(folder))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         if annotation.classes:
@@ -126,12 +118,8 @@ class ObjectMasks(Reader):
 
     suffixes = MASK_SUFFIXES
     class_names = ("background", "object", "border")
+    other_folder = "SegmentationClass"
     has_background = False
-
-    @classmethod
-    def find(cls, folder: Path) -> "ObjectMasks":
-        """Return the masks below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(folder, cls.suffixes), is_pattern="*" in str(folder))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         with reading(annotation.path):
@@ -201,12 +189,11 @@ def _hint_at_blends(
         indices = part.load()[:_SIDE, :_SIDE]
         mask = number_of(np.array(part.values)).astype(np.float32)[indices]
         is_between = (cv2.erode(mask, _AROUND) < mask) & (mask < cv2.dilate(mask, _AROUND))
-        counts = []
-        for chosen in (indices.ravel(), indices[is_between]):
-            counts.append(np.bincount(chosen, minlength=len(part.values)))
-        for value, *count in zip(part.values, *counts, strict=True):
+        every = np.bincount(indices.ravel(), minlength=len(part.values))
+        between = np.bincount(indices[is_between], minlength=len(part.values))
+        for value, *counts in zip(part.values, every, between, strict=True):
             text = texts.get(value, "")
-            pixels[text] += count
+            pixels[text] += counts
             files.setdefault(text, part.annotation.path)
     blends = [text for text in labels.values() if 2 * pixels[text][1] > pixels[text][0]]
     if len(blends) < _BLENDS:

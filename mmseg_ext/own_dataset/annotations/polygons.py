@@ -8,16 +8,16 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import cv2
 import numpy as np
 from PIL import Image
 
+from mmseg_ext.images.values import any_size
 from mmseg_ext.own_dataset.annotations.annotation import (
     BACKGROUND,
     Annotation,
-    annotations_below,
     reading,
     require_size,
 )
@@ -35,40 +35,33 @@ class Shape:
     polygons: Sequence[Sequence[float]] = ()  # x, y, x, y, ... of each part
     run_lengths: Any = None  # COCO's dictionary with counts
     patch: Mapping[str, Any] | None = None  # labelme's PNG of a part of the image
-    skipped: str = ""  # a note why it is not drawn
-
-
-@dataclass
-class Drawing:
-    """The shapes of an image, and what its file says about it."""
-
-    shapes: Sequence[Shape]
-    declared: tuple[Any, Any] = (None, None)  # height and width, or nothing
-    small_last: bool = True  # small shapes cover large ones, else later ones earlier ones
-    notes: Sequence[str] = ()
+    skipped: str = ""  # what it is, if it is not drawn
 
 
 @dataclass
 class ShapeFiles(Reader):
-    """Files with the shapes of an image each."""
+    """Files with the shapes of images."""
 
+    small_last: ClassVar[bool] = True  # small shapes cover large ones, else later ones earlier ones
+
+    names: Sequence[str] = ()  # labels in the order of the classes, which precede others
     colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
+    notes: Sequence[str] = ()
 
-    @classmethod
-    def find(cls, folder: Path) -> "ShapeFiles":
-        """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(folder, cls.suffixes))
-
-    def parse(self, annotation: Annotation, size: Size) -> Drawing:
-        """Return the shapes in a file, whose image has `size`."""
+    def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple[Any, Any]]:
+        """Return the shapes of an image of `size`, and its declared height and width, if any."""
         raise NotImplementedError
 
     def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
-        with reading(annotation.path):
-            return draw(self.parse(annotation, sizes[0]), sizes)
+        with reading(annotation.path, self.flag, annotation.image_name):
+            shapes, declared = self.parse(annotation, sizes[0])
+            size = _size_of(shapes, declared, sizes)
+            return _draw(shapes, size, self.small_last)
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        legend = legend_of_names([BACKGROUND, *sorted(values_of(maps) - {BACKGROUND})])
+        others = sorted(values_of(maps), key=lambda text: text.zfill(9) if text.isdigit() else text)
+        legend = legend_of_names(list(dict.fromkeys([BACKGROUND, *self.names, *others])))
+        legend.notes = self.notes
         legend.colors = {text: self.colors[text] for text in legend.texts if text in self.colors}
         return legend
 
@@ -78,30 +71,17 @@ def label_of(name: Any) -> str:
     return BACKGROUND if name == "_background_" else str(name)
 
 
-def without_area(kind: str) -> Shape:
-    """Return a shape that is only counted, such as a point."""
-    return Shape("", skipped=f"a {kind} has no area and is not drawn")
-
-
-def shape_of(label: str, polygons: Sequence[Sequence[float]]) -> Shape:
-    """Return polygons with a label, which can be empty or have too few points."""
-    polygons = [polygon for polygon in polygons if len(polygon)]
-    if polygons and max(map(len, polygons)) < 6:  # three points
-        return without_area("polygon of less than three points")
-    return Shape(label, polygons)
-
-
-def draw(drawing: Drawing, image_sizes: Sequence[Size]) -> IndexMap:
-    """Return shapes on an image; its size is one of `image_sizes`, of which the first is upright.
-
-    The values are the labels, also of shapes that others cover.
-
-    Raises:
-        ValueError: for another size, and for a shape without pixels that can be drawn.
-    """
-    size = _size_of(drawing, image_sizes)
-    shapes = [shape for shape in drawing.shapes if not shape.skipped]
-    if drawing.small_last:  # the order means nothing: a house after its windows would cover them
+def _draw(every: Sequence[Shape], size: Size, small_last: bool) -> IndexMap:
+    """Return shapes on an image. The values are the labels, also of shapes that others cover."""
+    shapes, notes = [], []
+    for shape in every:
+        if shape.polygons and max(map(len, shape.polygons)) < 6:
+            shape.skipped = "polygon of less than three points"
+        if shape.skipped:
+            notes.append(f"a {shape.skipped} is not drawn")
+        else:
+            shapes.append(shape)
+    if small_last:  # the order means nothing: a house after its windows would cover them
         shapes.sort(key=lambda shape: _area(shape, size), reverse=True)
     labels = {BACKGROUND: 0}
     indices = np.zeros(size, np.min_scalar_type(len(shapes)))
@@ -117,25 +97,24 @@ def draw(drawing: Drawing, image_sizes: Sequence[Size]) -> IndexMap:
                 indices[rows][inside] = index
         else:
             raise ValueError(f"a {shape.label} has no polygon, as in a file for boxes")
-    notes = [*drawing.notes, *filter(None, [shape.skipped for shape in drawing.shapes])]
-    if size != image_sizes[0]:
-        notes.append("shapes in a photo of the size before its EXIF rotation are rotated with it")
     if len(labels) > 1 and not indices.any():
         notes.append("no shape covers a pixel of its photo: are the coordinates its pixels?")
     return IndexMap(list(labels), indices, notes)
 
 
-def _size_of(drawing: Drawing, image_sizes: Sequence[Size]) -> Size:
-    """Return the size that the coordinates of shapes belong to.
+def _size_of(
+    shapes: Sequence[Shape], declared: tuple[Any, Any], image_sizes: Sequence[Size]
+) -> Size:
+    """Return the size that the coordinates of shapes belong to, one of `image_sizes`.
 
     It is the declared one, if there is one, unless shapes reach over it, but not over the image.
     """
-    sizes, (height, width) = list(image_sizes), drawing.declared
+    sizes, (height, width) = list(image_sizes), declared
     if height and width:
         sizes.insert(0, (int(height), int(width)))
     size = sizes[0]
     for candidate in reversed(sizes):
-        if all(_fits(shape, candidate) for shape in drawing.shapes):
+        if all(_fits(shape, candidate) for shape in shapes):
             size = candidate
     require_size(size, image_sizes)  # before an array of this size exists
     return size
@@ -152,13 +131,12 @@ def _fits(shape: Shape, size: Size) -> bool:
 
 
 def _area(shape: Shape, size: Size) -> float:
-    """Return the pixels of run lengths, or the area of polygons by the shoelace formula."""
+    """Return the area of run lengths or polygons in pixels."""
     if shape.run_lengths is not None:
         return float(_run_pixels(shape.run_lengths, size).sum())
     area = 0.0
     for polygon in shape.polygons:
-        x, y = np.array(polygon, float).reshape(-1, 2).T
-        area += abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
+        area += cv2.contourArea(np.array(polygon, np.float32).reshape(-1, 1, 2))
     return area
 
 
@@ -190,7 +168,9 @@ def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
     """Return the pixels (H, W) of labelme's PNG, which can reach over the border."""
     height, width = size
     canvas = Image.new("L", (width, height))
-    with Image.open(io.BytesIO(base64.b64decode(patch["mask"]))) as png:
+    with any_size():
+        png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
+    with png:
         left, top = map(round, patch["points"][0])
         canvas.paste(png.convert("L"), (left, top))
     return np.array(canvas) > 0

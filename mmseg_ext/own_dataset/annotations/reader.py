@@ -6,12 +6,13 @@ labels are in alphabetical order. Therefore `describe` returns the texts of all 
 last one is read. The classes of a project are chosen from these texts.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, annotations_below
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 
 
@@ -47,8 +48,14 @@ class Reader:
     class_names: ClassVar[Sequence[str] | None] = None  # if the user gives none
     ignored: ClassVar[Sequence[str]] = ()  # texts that are ignored in any case
     names_images: ClassVar[bool] = False  # whether a file has the complete names of its images
+    other_folder: ClassVar[str] = ""  # of VOC's layout, with annotations of another kind
     can_have_classes: ClassVar[bool] = False  # whether several files can be of one class each
     has_background: ClassVar[bool] = True  # whether a pixel without annotation is background
+
+    @classmethod
+    def find(cls, source: Any) -> "Reader":
+        """Return the files below a folder, or of a pattern; see `keyed_files`."""
+        return cls(annotations_below(source, cls.suffixes), is_pattern="*" in str(source))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.
@@ -80,7 +87,4 @@ def notes_of(maps: Sequence[StoredMap]) -> list[str]:
 
 def values_of(maps: Sequence[StoredMap]) -> set[Any]:
     """Return the values of all index maps."""
-    values: set[Any] = set()
-    for part in maps:
-        values.update(part.values)
-    return values
+    return set(itertools.chain.from_iterable(part.values for part in maps))
