@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from mmengine.config import Config
 from mmengine.hooks import LoggerHook
+from mmengine.logging import MMLogger
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
@@ -38,9 +39,19 @@ from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
 from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
+from mmseg_ext.terminal import quiet_terminal
 from mmseg_ext.torch_versions import set_cudnn_attention
 
 LOGGED = 40  # losses of a short run
+
+
+class _QuietRunner(Runner):
+    """mmengine's Runner without its four hundred lines on the terminal."""
+
+    def build_logger(self, *args, **kwargs) -> MMLogger:
+        logger = super().build_logger(*args, **kwargs)
+        quiet_terminal(logger)
+        return logger
 
 
 def build_train_runner(
@@ -141,7 +152,8 @@ def _build(cfg: Config, *loops: str) -> Runner:
     set_gpu_defaults(cfg)
     process_state = OwnProcessStateHook(cfg)
     with explained(cfg):
-        runner = RUNNERS.build(cast(dict, cfg))
+        is_named = "runner_type" in cfg
+        runner = RUNNERS.build(cast(dict, cfg)) if is_named else _QuietRunner.from_cfg(cfg)
         for loop in loops:
             getattr(runner, loop)
     predict_mixed_sizes(unwrap_model(runner.model))

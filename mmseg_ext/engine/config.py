@@ -67,7 +67,13 @@ def load_config(
     except Exception as error:  # a config is a program and can raise anything
         raise LaunchError(f"config {path}: {_loading_problem(path, error)}") from error
     cfg.launcher = launcher
-    for warning in unread_keys(cfg, options):
+    warnings = unread_keys(cfg, options)
+    if "custom_imports" in Path(path).read_text(errors="replace"):
+        dropped = dropped_imports(path)
+        if dropped:  # a class of another module may have the name of theirs
+            imports = [*_imports_of(cfg), *dropped]
+            warnings.append(f"custom_imports replaces the base's list; to keep it, set {imports=}")
+    for warning in warnings:
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
     change(cfg)

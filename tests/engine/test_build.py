@@ -1,6 +1,7 @@
 """train.py and test.py with their flags, in this process."""
 
 import contextlib
+import io
 import json
 import multiprocessing
 import pickle
@@ -75,6 +76,17 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
         assert lines_with(terminal, f"mmseg-ext {command} {work / 'tiny.py'} {best}")
     assert lines_with(terminal, f"mmseg-ext report {work}")
     assert ", 8 images" in shown and "from 0 to 12 iterations" in shown and str(trained) in shown
+
+
+def test_mmengines_runner_prints_few_lines(tmp_path):
+    """The configs of others have no `runner_type`."""
+    config = load_config(str(write_config(tmp_path)))
+    config.pop("runner_type")
+    config.dump(tmp_path / "others.py")
+    with contextlib.redirect_stdout(io.StringIO()) as terminal:
+        build_train_runner(str(tmp_path / "others.py"), None, str(tmp_path / "work"))
+    assert "System environment:" in log_text(tmp_path / "work")
+    assert len(terminal.getvalue().splitlines()) <= 3, terminal.getvalue()
 
 
 def starts_from(*words: str | Path) -> tuple[str | None, bool]:
