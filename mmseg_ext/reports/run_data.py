@@ -142,8 +142,10 @@ def read_run(work_dir: Path) -> Run:
             preview = _data_uri(picture, "png")
     results = _latest_results(work_dir, name)
     if not curves and results is None:
-        raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
-    environment = _environment(_newest(work_dir, "*/run.json"))
+        raise ValueError(
+            f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
+            "directory of one run, such as work_dirs/CONFIG"
+        )
     if results is None:
         notes.append(
             f"{work_dir}: no validation or test wrote {RESULTS}; for classes, confusion and images "
@@ -154,7 +156,7 @@ def read_run(work_dir: Path) -> Run:
     return Run(
         name=name,
         config=config,
-        environment=environment,
+        environment=_facts(work_dir, "*/run.json"),
         curves=curves,
         results=results,
         seconds=_seconds_of_training(work_dir),
@@ -162,7 +164,7 @@ def read_run(work_dir: Path) -> Run:
         preview=preview,
         config_file=_newest_path(work_dir, "*/config.py", "*.py"),
         checkpoint=_newest_path(work_dir, "best_*.pth", "*.pth"),
-        cost=_environment(_newest(work_dir, f"*/{COST}")),
+        cost=_facts(work_dir, f"*/{COST}"),
     )
 
 
@@ -198,7 +200,7 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
 def _seconds_of_training(work_dir: Path) -> float:
     seconds = 0.0
     for path in sorted(work_dir.glob("*/run.json")):
-        record = json.loads(path.read_text(errors="replace"))
+        record = _read_object(path)
         if record.get("start_iteration") == 0:  # a new run in the same folder
             seconds = 0.0
         if "started" in record and "ended" in record:
@@ -209,7 +211,7 @@ def _seconds_of_training(work_dir: Path) -> float:
 
 def _first_iteration(folder: Path) -> float:
     """Return the iteration at which a start of a run began; infinity if it is not known."""
-    facts = _environment(_newest(folder, "run.json"))
+    facts = _facts(folder, "run.json")
     return float(facts.get("start_iteration", math.inf))
 
 
@@ -221,9 +223,18 @@ def _newest(work_dir: Path, pattern: str) -> str:
     return path.read_text(errors="replace")
 
 
-def _environment(text: str) -> dict[str, str]:
-    """Return the entries of a `run.json`, the versions among them."""
-    facts = json.loads(text or "{}")
+def _read_object(path: Path) -> dict:
+    """Return the JSON object in a file; raise ValueError if it is damaged."""
+    try:
+        return dict(json.loads(path.read_text(errors="replace")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is damaged ({one_line(error, 200)}); delete it") from error
+
+
+def _facts(work_dir: Path, pattern: str) -> dict[str, str]:
+    """Return the entries of the last file by name; of a `run.json`, the versions among them."""
+    path = max(work_dir.glob(pattern), default=None)
+    facts = {} if path is None else _read_object(path)
     facts |= facts.pop("versions", {})
     texts = {}
     for name, value in facts.items():
@@ -246,7 +257,7 @@ def _latest_results(work_dir: Path, name: str) -> Results | None:
             found.append((rank, _results(content, path.parent / PICTURES)))
         except (KeyError, TypeError, ValueError) as error:
             what = one_line(f"{type(error).__name__}: {error}", 200)
-            raise ValueError(f"{path}: is not what a run writes ({what})") from error
+            raise ValueError(f"{path}: is not what a run writes ({what}); delete it") from error
     if not found:
         return None
     _, results = max(found, key=lambda entry: entry[0])
