@@ -144,6 +144,8 @@ def _loading_problem(path: str, error: Exception) -> str:
     reason = "; ".join(map(format_error, causes[-2:]))
     if isinstance(causes[-1], ModuleNotFoundError) and "Failed to import" in reason:
         reason += f"; put the module next to {path}, or set PYTHONPATH=FOLDER"
+    if "is already registered" in reason:
+        reason += "; give your class another name, or set register_module(force=True)"
     # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
     last_file = traceback.extract_tb(error.__traceback__)[-1].filename
     if isinstance(error, NameError) and not last_file:

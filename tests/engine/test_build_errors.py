@@ -225,6 +225,14 @@ def test_a_list_of_imports_that_replaces_the_bases_is_named(tmp_path, capsys):
     assert "my_dropped" not in capsys.readouterr().err
 
 
+def test_a_class_with_the_name_of_one_of_this_package(tmp_path):
+    config = write_config(tmp_path, "custom_imports['imports'].append('my_camvid')\n")
+    (tmp_path / "my_camvid.py").write_text(OWN.format(name="CamVidDataset"))
+    where = f"config {config}: "
+    with raises_message(LaunchError, "CamVidDataset", where=where, todo="force=True"):
+        load_config(str(config))
+
+
 def test_modules_next_to_a_config_are_found(tmp_path, monkeypatch):
     """And in the config's folder, if it is a package; a module of another config is not taken."""
     for number in (1, 2):
