@@ -281,9 +281,18 @@ class DurableRunner(Runner):
         }
 
     def test(self) -> dict[str, float]:
-        Runner.dump_config(self)
+        dump_config_of_test(self)
         try:
             with self._safe_loading(entire_model=True):
                 return super().test()
         finally:
             shut_down_workers(self)
+
+
+def dump_config_of_test(runner: Runner) -> None:
+    """Write the config of a test to its work directory, unless the training's is there.
+
+    The later commands need this one: a test can have another model, with `--tta`, and other options.
+    """
+    if not Path(runner.work_dir, Path(runner.cfg.filename or "").name).is_file():
+        Runner.dump_config(runner)

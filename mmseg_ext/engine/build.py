@@ -25,6 +25,7 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
@@ -52,6 +53,11 @@ class _QuietRunner(Runner):
         logger = super().build_logger(*args, **kwargs)
         quiet_terminal(logger)
         return logger
+
+
+class _QuietTestRunner(_QuietRunner):
+    def dump_config(self) -> None:
+        dump_config_of_test(self)
 
 
 def build_train_runner(
@@ -152,8 +158,11 @@ def _build(cfg: Config, *loops: str) -> Runner:
     set_gpu_defaults(cfg)
     process_state = OwnProcessStateHook(cfg)
     with explained(cfg):
-        is_named = "runner_type" in cfg
-        runner = RUNNERS.build(cast(dict, cfg)) if is_named else _QuietRunner.from_cfg(cfg)
+        if "runner_type" in cfg:
+            runner = RUNNERS.build(cast(dict, cfg))
+        else:
+            runner_class = _QuietRunner if "train_loop" in loops else _QuietTestRunner
+            runner = runner_class.from_cfg(cfg)
         for loop in loops:
             getattr(runner, loop)
     predict_mixed_sizes(unwrap_model(runner.model))

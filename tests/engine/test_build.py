@@ -331,6 +331,23 @@ def test_test_and_tta(trained, tmp_path):
     assert 0 < runner.test()["mIoU"] <= 100
 
 
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_the_config_of_a_training_outlasts_a_test(trained, tmp_path, is_durable):
+    """The commands at the end of the training name it."""
+    config = load_config(str(trained / "tiny.py"))
+    if not is_durable:
+        config.pop("runner_type")
+        config.default_hooks.pop("checkpoint")  # of the durable runner
+    config.dump(tmp_path / "own.py")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "own.py").write_text("size = 64\n")
+    checkpoint = str(trained / "work/iter_12.pth")
+    for tta in (True, False):
+        build_test_runner(str(tmp_path / "own.py"), checkpoint, None, str(work), tta=tta).test()
+    assert (work / "own.py").read_text() == "size = 64\n"
+
+
 def test_test_in_bfloat16(trained, tmp_path, monkeypatch):
     """The score is close to float32's; other processors refuse it."""
     words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), "--work-dir"]
