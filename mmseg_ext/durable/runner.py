@@ -292,7 +292,7 @@ class DurableRunner(Runner):
 def dump_config_of_test(runner: Runner) -> None:
     """Write the config of a test to its work directory, unless the training's is there.
 
-    The later commands need this one: a test can have another model, with `--tta`, and other options.
+    Later commands need that one: a test can have other options, and with `--tta` another model.
     """
     if not Path(runner.work_dir, Path(runner.cfg.filename or "").name).is_file():
         Runner.dump_config(runner)
