@@ -90,11 +90,19 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         return 141
     except KeyboardInterrupt:
-        print("mmseg_ext: interrupted", file=sys.stderr)
-        return 130
+        return _report_interrupt(name)
     except Exception as error:
+        # mmengine raises a SyntaxError if Ctrl-C stops it while it formats a checkpoint's config.
+        if isinstance(error.__context__, KeyboardInterrupt):
+            return _report_interrupt(name)
         report_error(error, name)
         return 2 if name == "check_dataset" else 1  # whose status 1 means problems of the data
+
+
+def _report_interrupt(name: str) -> int:
+    hint = "; --resume continues from the newest checkpoint" if name == "train" else ""
+    print(f"mmseg_ext: interrupted{hint}", file=sys.stderr)
+    return 130
 
 
 def report_error(error: Exception, name: str) -> None:

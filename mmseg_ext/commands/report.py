@@ -13,7 +13,7 @@ def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__, "Nothing in a WORK_DIR is executed without --evaluate.")
     parser.add_argument("work_dirs", nargs="+", type=Path, metavar="WORK_DIR")
     parser.add_argument("--out", type=Path, help="default: report.html in the first WORK_DIR")
-    parser.add_argument("--csv", action="store_true", help="also write the scores next to the page")
+    parser.add_argument("--csv", action="store_true", help="also write the scores, in percent")
     parser.add_argument("--latex", action="store_true", help="also write them as .tex, of booktabs")
     parser.add_argument(
         "--evaluate",

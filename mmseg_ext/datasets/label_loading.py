@@ -55,8 +55,11 @@ def _class_table(
     table = reduced.copy()
     for old_class, new_class in label_map:
         table[reduced == old_class] = new_class
-    old_classes = [old_class for old_class, _ in label_map] or list(range(num_classes))
-    known = np.isin(reduced, old_classes) | (reduced == ignored)
+    # As in mmsegmentation, other values stay; one that a class is mapped to would merge with it.
+    merged = [new_class for _, new_class in label_map]
+    kept = (reduced < num_classes) & ~np.isin(reduced, merged)
+    is_mapped = np.isin(reduced, [old_class for old_class, _ in label_map])
+    known = is_mapped | kept | (reduced == ignored)
     mapped = (table < num_classes) | (table == ignored)
     has_8_bits = table < 256
     return np.where(known & mapped & has_8_bits, table, -1)

@@ -51,6 +51,7 @@ from mmseg_ext.durable.runner_hooks import (
 from mmseg_ext.durable.sample_position import batch_size, continue_samples, samples_meta
 from mmseg_ext.durable.without_waiting import WaitingInfoHook, pin_samples
 from mmseg_ext.durable.work_dir import (
+    LAST,
     checkpoint_folder,
     lock_work_dir,
     newest_complete,
@@ -281,10 +282,19 @@ class DurableRunner(Runner):
         }
 
     def test(self) -> dict[str, float]:
-        if not Path(self.work_dir, "last_checkpoint").is_file():  # else it has the training's
-            Runner.dump_config(self)
+        dump_config_of_test(self)
         try:
             with self._safe_loading(entire_model=True):
                 return super().test()
         finally:
             shut_down_workers(self)
+
+
+def dump_config_of_test(runner: Runner) -> None:
+    """Write the config of a test to its work directory, unless the training's is there.
+
+    Later commands need that one: a test can have other options, and with `--tta` another model.
+    """
+    has_config = Path(runner.work_dir, Path(runner.cfg.filename or "").name).is_file()
+    if not has_config or not Path(runner.work_dir, LAST).is_file():
+        Runner.dump_config(runner)

@@ -18,12 +18,14 @@ from typing import Any, cast
 import torch
 from mmengine.config import Config
 from mmengine.hooks import LoggerHook
+from mmengine.logging import MMLogger
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
@@ -37,9 +39,24 @@ from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warn
 from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
+from mmseg_ext.terminal import quiet_terminal
 from mmseg_ext.torch_versions import set_cudnn_attention
 
 LOGGED = 40  # losses of a short run
+
+
+class _QuietRunner(Runner):
+    """mmengine's Runner without its four hundred lines on the terminal."""
+
+    def build_logger(self, *args, **kwargs) -> MMLogger:
+        logger = super().build_logger(*args, **kwargs)
+        quiet_terminal(logger)
+        return logger
+
+
+class _QuietTestRunner(_QuietRunner):
+    def dump_config(self) -> None:
+        dump_config_of_test(self)
 
 
 def build_train_runner(
@@ -140,7 +157,11 @@ def _build(cfg: Config, *loops: str) -> Runner:
     set_gpu_defaults(cfg)
     process_state = OwnProcessStateHook(cfg)
     with explained(cfg):
-        runner = RUNNERS.build(cast(dict, cfg))
+        if "runner_type" in cfg:
+            runner = RUNNERS.build(cast(dict, cfg))
+        else:
+            runner_class = _QuietRunner if "train_loop" in loops else _QuietTestRunner
+            runner = runner_class.from_cfg(cfg)
         for loop in loops:
             getattr(runner, loop)
     model = unwrap_model(runner.model)

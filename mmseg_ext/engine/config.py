@@ -67,7 +67,13 @@ def load_config(
     except Exception as error:  # a config is a program and can raise anything
         raise LaunchError(f"config {path}: {_loading_problem(path, error)}") from error
     cfg.launcher = launcher
-    for warning in unread_keys(cfg, options):
+    warnings = unread_keys(cfg, options)
+    if "custom_imports" in Path(path).read_text(errors="replace"):
+        dropped = dropped_imports(path)
+        if dropped:  # a class of another module may have the name of theirs
+            imports = [*_imports_of(cfg), *dropped]
+            warnings.append(f"custom_imports replaces the base's list; to keep it, set {imports=}")
+    for warning in warnings:
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
     change(cfg)
@@ -138,6 +144,8 @@ def _loading_problem(path: str, error: Exception) -> str:
     reason = "; ".join(map(format_error, causes[-2:]))
     if isinstance(causes[-1], ModuleNotFoundError) and "Failed to import" in reason:
         reason += f"; put the module next to {path}, or set PYTHONPATH=FOLDER"
+    if "is already registered" in reason:
+        reason += "; give your class another name, or set register_module(force=True)"
     # mmengine compiles the rest of a config with the name of the file, and `_base_` without one.
     last_file = traceback.extract_tb(error.__traceback__)[-1].filename
     if isinstance(error, NameError) and not last_file:

@@ -148,7 +148,10 @@ def read_run(work_dir: Path) -> Run:
             preview = _data_uri(picture, "png")
     results = _latest_results(work_dir, name)
     if not curves and results is None:
-        raise ValueError(f"{work_dir}: contains neither vis_data/scalars.json nor {RESULTS}")
+        raise ValueError(
+            f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
+            "directory of one run, such as work_dirs/CONFIG"
+        )
     environment = _facts(_newest(folder, "*/run.json"))
     if results is None:
         notes.append(
@@ -205,7 +208,7 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
 def _seconds_of_training(work_dir: Path) -> float:
     seconds = 0.0
     for path in sorted(work_dir.glob("*/run.json")):
-        record = json.loads(path.read_text(errors="replace"))
+        record = _read_object(path)
         if record.get("start_iteration") == 0:  # a new run in the same folder
             seconds = 0.0
         if "started" in record and "ended" in record:
@@ -228,9 +231,17 @@ def _read(path: Path | None) -> str:
     return "" if path is None else path.read_text(errors="replace")
 
 
+def _read_object(path: Path) -> dict:
+    """Return the JSON object in a file; raise ValueError if it is damaged."""
+    try:
+        return dict(json.loads(path.read_text(errors="replace")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is damaged ({one_line(error, 200)}); delete it") from error
+
+
 def _facts(path: Path | None) -> dict[str, str]:
     """Return the entries of a JSON file, such as `run.json`, the versions among them."""
-    facts = json.loads(_read(path) or "{}")
+    facts = {} if path is None else _read_object(path)
     facts |= facts.pop("versions", {})
     texts = {}
     for name, value in facts.items():
@@ -253,7 +264,7 @@ def _latest_results(work_dir: Path, name: str) -> Results | None:
             found.append((rank, _results(content, path.parent / PICTURES)))
         except (KeyError, TypeError, ValueError) as error:
             what = one_line(f"{type(error).__name__}: {error}", 200)
-            raise ValueError(f"{path}: is not what a run writes ({what})") from error
+            raise ValueError(f"{path}: is not what a run writes ({what}); delete it") from error
     if not found:
         return None
     _, results = max(found, key=lambda entry: entry[0])

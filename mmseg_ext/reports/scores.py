@@ -59,10 +59,12 @@ def score_table(results: Any) -> Table:
 
 
 def mean_and_deviation(tables: Sequence[Table]) -> tuple[Table, Table] | None:
-    """Return mean and deviation (of a sample) of several runs; None if their rows differ."""
+    """Return mean and deviation (of a sample) of several runs; None if their rows differ.
+
+    A score that a run lacks, as the precision of a class that it never predicts, is NaN.
+    """
     rows = [table.rows for table in tables]
     if len(tables) < 2 or any(other != rows[0] for other in rows):
         return None
-    values = np.ma.masked_invalid([table.values for table in tables])
-    mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
-    return Table(rows[0], mean.filled(np.nan)), Table(rows[0], deviation.filled(np.nan))
+    values = np.array([table.values for table in tables])
+    return Table(rows[0], values.mean(axis=0)), Table(rows[0], values.std(axis=0, ddof=1))

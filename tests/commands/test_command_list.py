@@ -97,6 +97,16 @@ def test_status_of_the_process(main, status, printed, monkeypatch, capsys):
     assert (end.value.code, capsys.readouterr().err) == (status, printed)
 
 
+def test_ctrl_c_while_a_checkpoint_is_written(monkeypatch, capsys):
+    """mmengine raises a SyntaxError then; the line says how the training continues."""
+    error = SyntaxError("Failed to format the config file")
+    error.__context__ = KeyboardInterrupt()
+    monkeypatch.setattr(train, "main", Mock(side_effect=error))
+    assert run("train") == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert lines_with(line, "interrupted", "--resume")
+
+
 def test_a_reader_that_ends_first_is_no_error(tmp_path):
     """As in `mmseg-ext print_config CONFIG | head`."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -80,6 +80,8 @@ LABELS = [  # pixels, entries of the sample, the classes or a part of the messag
     (np.array([[0, 9, 254]], U8), dict(num_classes=None), [[0, 9, 254]]),
     (np.array([[0, 9, 255]], U8), dict(ignore_index=254), r"255 \(1 .*; .*0 to 9, .*254 "),
     (np.array([[0, 1]], U8), dict(label_map={0: 0, 1: 10}), r" 1 \(1 "),
+    (np.array([[0, 9, 11]], U8), dict(label_map={11: 255}), [[0, 9, 255]]),
+    (np.array([[0, 1]], U8), dict(label_map={1: 0}), r" 0 \(1 "),  # would merge with class 1
     (np.arange(30, dtype=U8)[None], REDUCED, r"18 \(1 .* 11 .*; .*0 to 10,"),
 ]
 

@@ -1,6 +1,7 @@
 """train.py and test.py with their flags, in this process."""
 
 import contextlib
+import io
 import json
 import multiprocessing
 import pickle
@@ -75,6 +76,17 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
         assert lines_with(terminal, f"mmseg-ext {command} {work / 'tiny.py'} {best}")
     assert lines_with(terminal, f"mmseg-ext report {work}")
     assert ", 8 images" in shown and "from 0 to 12 iterations" in shown and str(trained) in shown
+
+
+def test_mmengines_runner_prints_few_lines(tmp_path):
+    """The configs of others have no `runner_type`."""
+    config = load_config(str(write_config(tmp_path)))
+    config.pop("runner_type")
+    config.dump(tmp_path / "others.py")
+    with contextlib.redirect_stdout(io.StringIO()) as terminal:
+        build_train_runner(str(tmp_path / "others.py"), None, str(tmp_path / "work"))
+    assert "System environment:" in log_text(tmp_path / "work")
+    assert len(terminal.getvalue().splitlines()) <= 3, terminal.getvalue()
 
 
 def starts_from(*words: str | Path) -> tuple[str | None, bool]:
@@ -317,6 +329,23 @@ def test_test_and_tta(trained, tmp_path):
         (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
         assert hook.draw and (hook.show, hook.wait_time) == (bool(shown), shown)
     assert 0 < runner.test()["mIoU"] <= 100
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_the_config_of_a_training_outlasts_a_test(trained, tmp_path, is_durable):
+    """The commands at the end of the training name it."""
+    config = load_config(str(trained / "tiny.py"))
+    if not is_durable:
+        config.pop("runner_type")
+        config.default_hooks.pop("checkpoint")  # of the durable runner
+    config.dump(tmp_path / "own.py")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "own.py").write_text("size = 64\n")
+    checkpoint = str(trained / "work/iter_12.pth")
+    for tta in (True, False):
+        build_test_runner(str(tmp_path / "own.py"), checkpoint, None, str(work), tta=tta).test()
+    assert (work / "own.py").read_text() == "size = 64\n"
 
 
 def test_test_in_bfloat16(trained, tmp_path, monkeypatch):

@@ -198,8 +198,11 @@ class {name}(BaseSegDataset):
 """
 
 
-def test_a_list_of_imports_that_replaces_the_bases_is_named(tmp_path):
-    """Also that of a base's base; with a list of both, the config trains."""
+def test_a_list_of_imports_that_replaces_the_bases_is_named(tmp_path, capsys):
+    """Also that of a base's base; with a list of both, the config trains.
+
+    A warning says it, too: another class of the same name would be taken in silence.
+    """
     write_config(tmp_path, "custom_imports['imports'].append('my_dropped')\n")
     (tmp_path / "my_dropped.py").write_text(OWN.format(name="MyDroppedDataset"))
     imports = '["mmseg_ext", "tests.engine.run_hooks"]'
@@ -215,9 +218,19 @@ def test_a_list_of_imports_that_replaces_the_bases_is_named(tmp_path):
             build_train_runner(str(path), {"train_cfg.max_iters": 1}, str(tmp_path / "work"))
         check_message(refusal.value, todo="'my_dropped'")
         assert "did you mean" not in str(refusal.value)
+        assert lines_with(capsys.readouterr().err, "custom_imports", "'my_dropped'", "set imports=")
     both = "['mmseg_ext', 'tests.engine.run_hooks', 'my_dropped']"
     child.write_text(child.read_text().replace(imports, both))
     train(child, {"train_cfg.max_iters": 1})
+    assert "my_dropped" not in capsys.readouterr().err
+
+
+def test_a_class_with_the_name_of_one_of_this_package(tmp_path):
+    config = write_config(tmp_path, "custom_imports['imports'].append('my_camvid')\n")
+    (tmp_path / "my_camvid.py").write_text(OWN.format(name="CamVidDataset"))
+    where = f"config {config}: "
+    with raises_message(LaunchError, "CamVidDataset", where=where, todo="force=True"):
+        load_config(str(config))
 
 
 def test_modules_next_to_a_config_are_found(tmp_path, monkeypatch):

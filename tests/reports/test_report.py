@@ -131,6 +131,15 @@ def test_table_for_spreadsheets_has_mean_and_deviation():
     assert re.search(r'<td>81.2<span class="soft"> ± 8.8</span>', html)
 
 
+def test_a_mean_is_one_of_all_runs():
+    """The second run never predicts the box, and so has no precision of it."""
+    runs = [a_run("a", [[4, 0, 0], [0, 4, 0], [0, 0, 0]])]
+    runs.append(a_run("b", [[4, 0, 0], [4, 0, 0], [0, 0, 0]]))
+    lines = scores_text(runs, ".csv").splitlines()
+    assert '"mean of 2 runs","box <b>",50.00,50.00,50.00,,50.00,' in lines
+    assert '"deviation of 2 runs","box <b>",0.00,70.71,70.71,,70.71,' in lines
+
+
 def test_table_for_latex():
     assert r"box <b> & 50.0 & 66.7 & 50.0 & 100.0 \\" in scores_text(two_runs()[:1], ".tex")
     text = scores_text(two_runs(), ".tex")
@@ -419,6 +428,15 @@ def test_results_of_another_program_are_refused_in_one_line(work_dir, foreign, c
     assert run("report", [str(foreign.parent)]) == 1
     line = capsys.readouterr().err
     assert line.startswith(f"mmseg_ext: {path}: ") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["{bad", "3"])
+@pytest.mark.parametrize("name", ["run.json", "cost.json"])
+def test_damaged_records_are_named(name, text, foreign, capsys):
+    (foreign / name).write_text(text)
+    assert run("report", [str(foreign.parent)]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"mmseg_ext: {foreign / name}: ") and line.count("\n") == 1
 
 
 def test_losses_of_a_run_that_diverged_and_more_classes_than_a_table_shows(work_dir, foreign):
