@@ -12,8 +12,9 @@ Dataset (MIT). Any other name is the folder of a project.
 Both networks have the same encoder, weights, images, crops, loss and schedule, and one thread. The
 Unet trains at the config's rate and at a quarter of it, and its better rate counts. A recipe is a
 config with `_base_ = "./config.py"`. Minutes are the processor's in the training loop, with the
-loading of images and without validations. The iterations of a budget follow from short runs, in
-which a network alternates with the config. `speed.json` of a project keeps their seconds.
+loading of images and without validations. The iterations of a
+budget follow from a few in which a network takes turns with the config; `speed.json` of a project
+keeps their seconds.
 
 Each training adds a row to docs/results/own_dataset.json; one that has a row is not repeated.
 """
@@ -36,9 +37,13 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from mmengine.optim import build_optim_wrapper
+from mmengine.runner import Runner
 
+from benchmarks.tables import compare_times
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.model_cost import markdown
+from mmseg_ext.engine.build import build_train_runner
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "docs/results/own_dataset.json"
@@ -63,31 +68,30 @@ model = dict(
 )
 """
 RATES = {"unet": (1.0, 0.25)}  # times the config's rate; other networks have the config's
-ROUNDS, UNTIMED, TIMED = 3, 2, 8  # short runs of a network, and iterations of each
+ROUNDS = 12  # iterations of a network that are timed
 LENGTHS = ("begin", "end", "T_max", "total_steps")  # of a schedule, in iterations
 
 
 class ProcessorTime(Hook):
-    """Seconds of processor time in the training loop, after each iteration and validation."""
+    """Processor seconds of the training loop without validations, also at each validation."""
 
     priority = "VERY_LOW"  # after the hooks that work for the training
 
     def __init__(self):
-        self.validating = 0.0
-        self.iterations: list[float] = []
+        self.validating = self.seconds = 0.0
         self.validations: list[tuple[float, float]] = []  # seconds of training, mIoU
 
     def before_train(self, runner) -> None:
         self.start = time.process_time()
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        self.iterations.append(time.process_time() - self.start - self.validating)
+        self.seconds = time.process_time() - self.start - self.validating
 
     def before_val(self, runner) -> None:
         self.val_start = time.process_time()
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
-        self.validations.append((self.iterations[-1], (metrics or {})["mIoU"]))
+        self.validations.append((self.seconds, (metrics or {})["mIoU"]))
 
     def after_val(self, runner) -> None:
         self.validating += time.process_time() - self.val_start
@@ -110,30 +114,28 @@ def scaled(path: Path, iterations: int, validations: int, rate: float, seed: int
     return cfg
 
 
-def train(cfg: Config, work_dir: Path) -> dict[str, Any]:
-    """Train a config; return the seconds of training, and the scores. Run it in a new process."""
-    from mmseg_ext.engine.build import build_train_runner
-
+def runner_of(cfg: Config, work_dir: Path) -> Runner:
+    """Return the Runner that trains a config in an empty folder, with one thread."""
     torch.set_num_threads(1)
     shutil.rmtree(work_dir, ignore_errors=True)
     work_dir.mkdir(parents=True)
     cfg.dump(work_dir / "run.py")
-    runner = build_train_runner(str(work_dir / "run.py"), work_dir=str(work_dir))
+    return build_train_runner(str(work_dir / "run.py"), work_dir=str(work_dir))
+
+
+def train(cfg: Config, work_dir: Path) -> dict[str, Any]:
+    """Train a config; return the seconds of training, and the scores. Run it in a new process."""
+    runner = runner_of(cfg, work_dir)
     clock = ProcessorTime()
     runner.register_hook(clock)
     runner.train()
-    timed = clock.iterations[UNTIMED:]
-    found: dict[str, Any] = dict(
-        seconds=(timed[-1] - timed[0]) / (len(timed) - 1),
-        gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-    )
-    if clock.validations:
-        last = clock.validations[-1][1]
-        early = next(s for s, score in clock.validations if score >= 0.95 * last)
-        scores = runner.val_evaluator.metrics[0].by_class
-        iou = {k.partition(".")[2]: 100 * v for k, v in scores.items() if k.startswith("IoU.")}
-        found |= dict(minutes=clock.iterations[-1] / 60, early=early / 60, miou=last, iou=iou)
-    return found
+    last = clock.validations[-1][1]
+    early = next(seconds for seconds, score in clock.validations if score >= 0.95 * last)
+    scores = runner.val_evaluator.metrics[0].by_class
+    iou = {k.partition(".")[2]: 100 * v for k, v in scores.items() if k.startswith("IoU.")}
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    minutes = clock.seconds / 60
+    return dict(minutes=minutes, early=early / 60, gib=memory, miou=last, iou=iou)
 
 
 def in_new_process(function: Callable[..., dict], *arguments: object) -> dict[str, Any]:
@@ -142,28 +144,38 @@ def in_new_process(function: Callable[..., dict], *arguments: object) -> dict[st
         return pool.apply(function, arguments)
 
 
+def step_of(cfg: Config, work_dir: Path) -> Callable[[], object]:
+    """Return a function that loads a batch and trains with it."""
+    runner = runner_of(cfg, work_dir)
+    wrapper, batches = build_optim_wrapper(runner.model, cfg.optim_wrapper), runner.train_dataloader
+    batch, model = iter(batches), runner.model.train()
+    return lambda: model.train_step(next(batch), wrapper)
+
+
+def measure(project: Path, networks: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of an iteration, in units of the first network's from the second on."""
+    steps = {}
+    for name in networks:
+        cfg = scaled(project / f"{name}.py", ROUNDS, 1, 1.0, 0)
+        steps[name] = step_of(cfg, project / "speed" / name)
+    times = compare_times(steps, ROUNDS)
+    found = {name: result.ratio for name, result in times.items()}
+    return found | {networks[0]: times[networks[0]].ms / 1e3}
+
+
 def seconds_of(project: Path, networks: Sequence[str]) -> dict[str, float]:
     """Return the processor seconds of an iteration of each network.
 
-    The config is measured once. Another network is measured by its ratio to the config, in runs
-    that take turns, because the speed of a machine changes.
+    The config is measured once. Another network is measured by its ratio to the config, in
+    iterations that take turns, because the speed of a machine changes.
     """
     path = project / "speed.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
     missing = [name for name in networks if name not in known and name != "config"]
     if missing or "config" not in known:
-        runs = []
-        for _ in range(ROUNDS):
-            runs.append({})
-            for name in ("config", *missing):
-                cfg = scaled(project / f"{name}.py", UNTIMED + TIMED, 1, 1.0, 0)
-                cfg.train_cfg.val_interval = UNTIMED + TIMED + 1
-                found = in_new_process(train, cfg, project / "speed")
-                runs[-1][name] = found["seconds"]
-        known.setdefault("config", statistics.median(run["config"] for run in runs))
-        for name in missing:
-            ratio = statistics.median(run[name] / run["config"] for run in runs)
-            known[name] = known["config"] * ratio
+        found = in_new_process(measure, project, ["config", *missing])
+        known.setdefault("config", found.pop("config"))
+        known |= {name: ratio * known["config"] for name, ratio in found.items()}
         write_text(json.dumps(known, indent=1) + "\n", path)
     return known
 
@@ -177,6 +189,15 @@ def add_row(row: dict) -> None:
     write_text("[\n" + ",\n".join(lines) + "\n]\n", RECORD)
 
 
+def commit() -> str:
+    """Return the commit of this clone; `-dirty` if its code has changes."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+    code = [str(ROOT / name) for name in ("benchmarks", "mmseg_ext")]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], check=False)
+    return head + "-dirty" * changed.returncode
+
+
 def run(project: Path, network: str, rate: float, seed: int, minutes: float, args) -> None:
     """Train a network for some minutes, and add its row, unless there is one."""
     key = dict(set=project.name, network=network, rate=rate, seed=seed, budget=minutes)
@@ -187,9 +208,7 @@ def run(project: Path, network: str, rate: float, seed: int, minutes: float, arg
     path = project / f"{network}.py"
     cfg = scaled(path, iterations, args.validations, rate, seed)
     found = in_new_process(train, cfg, project / f"{network}_{rate:g}_{seed}_{minutes:g}")
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    row = key | dict(iterations=iterations, commit=commit, validations=args.validations) | found
+    row = key | dict(iterations=iterations, commit=commit(), validations=args.validations) | found
     if network not in ("config", "unet"):
         row["recipe"] = path.read_text(encoding="utf-8")
     add_row(row)
