@@ -91,7 +91,7 @@ class ProcessorTime(Hook):
         self.val_start = time.process_time()
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
-        self.validations.append((self.seconds, (metrics or {})["mIoU"]))
+        self.validations.append((self.seconds, float((metrics or {})["mIoU"])))
 
     def after_val(self, runner) -> None:
         self.validating += time.process_time() - self.val_start
@@ -208,7 +208,13 @@ def run(project: Path, network: str, rate: float, seed: int, minutes: float, arg
     path = project / f"{network}.py"
     cfg = scaled(path, iterations, args.validations, rate, seed)
     found = in_new_process(train, cfg, project / f"{network}_{rate:g}_{seed}_{minutes:g}")
-    row = key | dict(iterations=iterations, commit=commit(), validations=args.validations) | found
+    row = (
+        key
+        | dict(
+            iterations=iterations, seconds=seconds, commit=commit(), validations=args.validations
+        )
+        | found
+    )
     if network not in ("config", "unet"):
         row["recipe"] = path.read_text(encoding="utf-8")
     add_row(row)

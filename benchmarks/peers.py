@@ -33,15 +33,15 @@ def create_environment(folder: str) -> None:
     """
     venv.create(folder, with_pip=True)
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": folder}))
+    # A file of paths is read more than once; a module is run once.
     lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
     if torch.version.cuda is None:
         # PyPI's torchvision has operators for CUDA, which do not load next to a torch for CPUs.
         # Nothing here uses them, but its import describes two of them.
-        lines += [
-            f"import torch; torch.library.define('torchvision::{name}', '() -> ()')"
-            for name in ("nms", "qnms")
-        ]
-    (packages / "parent.pth").write_text("\n".join(lines) + "\n")
+        lines.append("from torch.library import define")
+        lines += [f"define('torchvision::{name}', '() -> ()')" for name in ("nms", "qnms")]
+    (packages / "parent_environment.py").write_text("\n".join(lines) + "\n")
+    (packages / "parent.pth").write_text("import parent_environment\n")
     program = [str(Path(folder, "bin/python")), "-m", "pip", "install"]
     wanted = ["segmentation-models-pytorch", f"torch=={torch.__version__}"]
     subprocess.run([*program, *wanted], check=True)
