@@ -229,13 +229,16 @@ def table() -> str:
         groups.setdefault(key, {}).setdefault(row["rate"], []).append(row)
     lines = []
     for (name, budget, network), rates in sorted(groups.items()):
-        means = {rate: statistics.mean(r["miou"] for r in rows) for rate, rows in rates.items()}
+        means = {}
+        for rate, rows in rates.items():
+            means[rate] = statistics.mean(row["miou"] for row in rows)
         best = max(means, key=means.__getitem__)
         rows = sorted(rates[best], key=lambda row: row["seed"])
         label = network if best == 1 else f"{network}, rate x {best:g}"
         numbers = [f"{means[best]:.1f}", ", ".join(f"{row['miou']:.1f}" for row in rows)]
         for column in ("iterations", "minutes", "early", "gib"):
-            numbers.append(f"{statistics.mean(row[column] for row in rows):.3g}")
+            known = [row[column] for row in rows if row[column] is not None]
+            numbers.append(f"{statistics.mean(known):.3g}" if known else "")
         lines.append([name, f"{budget:g}", label, *numbers])
     headings = ["set", "budget", "network", "mIoU", "by seed"]
     return markdown([*headings, "iterations", "minutes", "95 %", "GiB"], lines)
@@ -247,6 +250,8 @@ def project_of(name: str, data: Path | None, out: Path) -> Path:
         return Path(name).resolve()
     project = out.resolve() / name
     if not (project / "config.py").is_file():
+        if data is None:
+            raise SystemExit(f"{name}: has no {project}/config.py; add the folder of its images")
         flags = shlex.split(SETS[name].format(shlex.quote(str(data))))
         subprocess.run(
             [sys.executable, "-m", "mmseg_ext", "new_project", project, *flags], check=True
