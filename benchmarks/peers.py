@@ -1,13 +1,19 @@
 """segmentation_models.pytorch's Unet in mmsegmentation's form, for the same data and schedule.
 
-    python -m venv --system-site-packages PEERS; PEERS/bin/pip install segmentation-models-pytorch
+    python -m benchmarks.peers PEERS   # an environment with the Unet on top of the current one
     PEERS/bin/python -m mmseg_ext train benchmarks/nuclei/unet.py --resume
     PEERS/bin/python -m benchmarks.nuclei_scores val benchmarks/nuclei/unet.py CHECKPOINT
 
 It trains on the nuclei with the data, crops, optimizer and iterations of ours.
 """
 
+import site
+import subprocess
+import sys
+import sysconfig
+import venv
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +23,28 @@ from mmseg.registry import MODELS
 from torch import Tensor, nn
 
 _MULTIPLE = 32  # of its sides
+
+
+def create_environment(folder: str) -> None:
+    """Create an environment that has segmentation_models.pytorch and all current packages.
+
+    It keeps the current torch. The current environment stays as it is, because mmsegmentation would
+    import the timm and the torchvision that come along.
+    """
+    venv.create(folder, with_pip=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": folder}))
+    # A file of paths is read more than once; a module is run once.
+    lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    if torch.version.cuda is None:
+        # PyPI's torchvision has operators for CUDA, which do not load next to a torch for CPUs.
+        # Nothing here uses them, but its import describes two of them.
+        lines.append("from torch.library import define")
+        lines += [f"define('torchvision::{name}', '() -> ()')" for name in ("nms", "qnms")]
+    (packages / "parent_environment.py").write_text("\n".join(lines) + "\n")
+    (packages / "parent.pth").write_text("import parent_environment\n")
+    program = [str(Path(folder, "bin/python")), "-m", "pip", "install"]
+    wanted = ["segmentation-models-pytorch", f"torch=={torch.__version__}"]
+    subprocess.run([*program, *wanted], check=True)
 
 
 @MODELS.register_module()
@@ -71,3 +99,7 @@ class UnetHead(BaseDecodeHead):
 
     def forward(self, inputs: tuple[Tensor]) -> Tensor:
         return self._transform_inputs(inputs)
+
+
+if __name__ == "__main__":
+    create_environment(sys.argv[1])
