@@ -106,7 +106,7 @@ def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = Fa
 
 
 def _count_pages(path: Path) -> int:
-    """Return the number of images in a file; 1 if it is no TIFF or cannot be read."""
+    """Return the number of images in a file; 1 if it is not a TIFF or cannot be read."""
     from mmseg_ext.images.values import tiff_file, tiff_images
 
     try:

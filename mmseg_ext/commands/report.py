@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _evaluate(work_dir: Path) -> None:
-    """Test the best checkpoint of a run in a process of its own; its results stay in WORK_DIR."""
+    """Test the best checkpoint of a run in a separate process; its results stay in WORK_DIR."""
     from mmseg_ext.reports.run_data import read_run
 
     run = read_run(work_dir)

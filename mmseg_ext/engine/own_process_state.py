@@ -1,4 +1,4 @@
-"""What a run sets in its process, so that several runs in one process do not change each other.
+"""The state that a run sets in its process. Several runs in one process do not change each other.
 
 mmengine sets flags of torch and the random state when a Runner is built, and never resets the
 flags. Its visualizers have a fixed name, and an earlier one of that name is used again, with its
@@ -57,7 +57,7 @@ class OwnProcessStateHook(Hook):
 
 
 def _forget_names(cfg: Config) -> None:
-    """Let a run of `cfg` get instances of its own, which mmengine keeps by their names.
+    """Let a run of `cfg` get its own instances, which mmengine keeps by their names.
 
     Logger, history and folder are named after the config and the second. So the second run of a
     second waits for the next one.

@@ -113,7 +113,7 @@ def _scale_keys(settings: Any, keys: tuple[str, ...], factor: float) -> None:
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """Scale a number, or those in lists and tuples; whole numbers stay whole, and None stays."""
+    """Scale a number, or all numbers of lists and tuples; integers and None stay such."""
     if isinstance(value, list | tuple):
         return type(value)(_scaled(part, factor) for part in value)
     if isinstance(value, float):

@@ -37,7 +37,7 @@ def scale_factors(pipeline: Sequence[dict], sample: dict) -> tuple[float, float]
 
     Args:
         pipeline: transforms after the loader.
-        sample: what the loader returns.
+        sample: the result of the loader.
     """
     height, width = sample["img"].shape[:2]
     for settings in pipeline:
@@ -50,7 +50,7 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
     """Return a pipeline that scales the tiles of an image by the factors that the image has.
 
     Raises:
-        ValueError: for a transform that changes the size of images, and is no `Resize`.
+        ValueError: for a transform that changes the size of images, and is not a `Resize`.
     """
     fixed: list[dict] = []
     for settings in pipeline:
@@ -88,10 +88,10 @@ def scale_note(
 
     Args:
         pipeline: of the test, after the loader.
-        sample: what the loader returns.
+        sample: the result of the loader.
         sides: of the training images; without them the pipeline tells their scale.
         seen: width of the network's input per width of the image, for each view.
-        tta: whether the views are those of test-time augmentation.
+        tta: whether test-time augmentation made the views.
     """
     path, long = sample["img_path"], max(sample["img"].shape[:2])
     low, high = sides or (long, long)

@@ -121,7 +121,7 @@ def follow_file(
     names: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> tuple[Mapping[int, str], Sequence[str] | None, list[str]]:
-    """Return labels in the order of a file with names, the names, and what is ignored.
+    """Return labels in the order of a file with names, the names, and the ignored texts.
 
     The file gives the texts `listed` their names. Without other `names` a new project has all
     these classes but void, and texts that are not listed are ignored. `names` of colors, which have

@@ -50,7 +50,7 @@ class Pair:
 
 
 def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
-    """Return the images in a folder, or of a pattern, and the annotations; `data` is no source."""
+    """Return the images in a folder, or of a pattern, and the annotations, but not `data`."""
     project = data.parent.absolute()  # can be in the folder of the images
     results = {project / "data", project / "work_dir", project / PREVIEW}
 

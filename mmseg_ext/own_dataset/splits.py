@@ -35,7 +35,7 @@ Link = tuple[int, Sequence[int]]  # the number of an image, and those of others 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """What a user says about the splits."""
+    """A user's settings of the splits."""
 
     val_share: float = 0.2
     test_share: float = 0

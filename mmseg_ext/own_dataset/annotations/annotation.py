@@ -37,7 +37,7 @@ def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]
 
 
 def path_of_name(name: str) -> Path:
-    """Return the path in an image's name, which can be that of Windows."""
+    """Return the path in an image's name, which can have Windows' separators."""
     return Path(name.replace("\\", "/").lstrip("/"))
 
 
@@ -45,7 +45,7 @@ def path_of_name(name: str) -> Path:
 def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
     """Raise any error as `LabelError` with the file's path; any bytes can be in the file.
 
-    If the file is of a format with another flag, the error says so.
+    If the file is of a format with another flag, the error names that flag.
     """
     try:
         yield

@@ -13,7 +13,7 @@ from mmseg_ext.own_dataset.annotations.codes import color_of
 
 _COLOR = r"(?P<key>\d+[\s,]+\d+[\s,]+\d+)"  # 64, 0, 128
 _LINE = "(?P<key>)(?P<name>.+)"
-# The lines of each file. Other lines, such as the titles of columns, are no classes.
+# The lines of each file. Other lines, such as the titles of columns, are not classes.
 _FILES = {
     "labelmap.txt": r"(?P<name>[^:]+):(?P<key>[\d,]*):.*",  # cat:64,0,128:: of CVAT
     "_classes.csv": r"(?P<key>\d+)\s*,\s*(?P<name>.+)",  # 1, cat of Roboflow

@@ -1,4 +1,4 @@
-"""Formats that are not read: how to tell them, and what to do instead."""
+"""Formats that are not read: their marks, and the next step."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, 
 
 
 class Geojson(ShapeFiles):
-    """QuPath's files, and those of `image_demo --json`."""
+    """Files of QuPath and of `image_demo --json`."""
 
     flag = "--geojson"
     suffixes = (".geojson", ".json")
