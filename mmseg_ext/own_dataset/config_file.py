@@ -17,6 +17,7 @@ from mmengine.config import Config
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.images.files import read, read_bytes
+from mmseg_ext.inference.objects import BORDER
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
@@ -208,10 +209,11 @@ def about_reduction(train: Summary, side: int) -> str:
     """Return what long sides of `side` do to narrow objects; nothing if no image is reduced.
 
     In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
-    fits. The most frequent class and gaps that are `background` are no objects.
+    fits. The most frequent class, gaps that are `background` and a `border`, which is drawn narrow,
+    do not count.
     """
     long, most = max(map(max, train.sizes)), train.pixels.argmax()
-    is_object = np.array(train.classes) != BACKGROUND
+    is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
     is_object[most] = False
     if long < side + 32 or not is_object.any():  # a side is a multiple of 32
         return ""

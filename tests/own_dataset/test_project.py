@@ -1164,8 +1164,9 @@ def test_tiles_keep_the_full_resolution(tmp_path, capsys):
         assert run(tmp_path) == 0
         out = capsys.readouterr().out
         assert re.search(f"reduced from 1200 to 512 pixels; {words}", out)
-    assert run(tmp_path, "--classes", "plant", "background") == 0
-    assert "--tiles" not in capsys.readouterr().out  # gaps are no narrow objects
+    for narrow in ("background", "border"):  # gaps, and what `--objects` draws
+        assert run(tmp_path, "--classes", "plant", narrow) == 0
+        assert "--tiles" not in capsys.readouterr().out
     (tmp_path / "project/config.py").unlink()
     for flags in (["--tiles"], []):  # the second run keeps the config
         assert run(tmp_path, *flags) == 0
