@@ -343,6 +343,7 @@ def test_the_config_of_a_training_outlasts_a_test(trained, tmp_path, is_durable)
     work.mkdir()
     (work / "own.py").write_text("size = 64\n")
     checkpoint = str(trained / "work/iter_12.pth")
+    (work / "last_checkpoint").write_text(checkpoint)
     for tta in (True, False):
         build_test_runner(str(tmp_path / "own.py"), checkpoint, None, str(work), tta=tta).test()
     assert (work / "own.py").read_text() == "size = 64\n"

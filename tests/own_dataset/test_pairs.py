@@ -269,14 +269,14 @@ def test_what_is_not_certain_is_left_out(tmp_path):
 
 
 def test_annotations_with_one_name_are_listed(tmp_path):
-    """As of Mapillary, whose second folder numbers objects; also if other images have a pair."""
+    """As of Mapillary, whose versions have folders; also if other images have a pair."""
     write(tmp_path / "vistas/images", ["1.jpg", "2.jpg"])
-    for folder in ("labels", "instances"):
+    for folder in ("v1/labels", "v2/labels"):
         write(tmp_path / "vistas" / folder, ["1.png", "2.png"])
-    both = [tmp_path / f"vistas/{kind}/1.png" for kind in ("instances", "labels")]
+    both = [tmp_path / f"vistas/{kind}/1.png" for kind in ("v1/labels", "v2/labels")]
     with raises_message(ValueError, *both, 2, where=tmp_path / "vistas", todo="folder"):
         find(tmp_path, "vistas", "vistas")
-    write(tmp_path, ["vistas/images/3.jpg", "vistas/labels/3.png"])
+    write(tmp_path, ["vistas/images/3.jpg", "vistas/v1/labels/3.png"])
     reader = Masks.find(tmp_path / "vistas")
     pairs, left_out = find_pairs(tmp_path / "vistas", reader, tmp_path / "project/data")
     assert [pair.image.name for pair in pairs] == ["3.jpg"]
