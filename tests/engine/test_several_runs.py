@@ -8,6 +8,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import MessageHub, MMLogger
 from mmengine.visualization import Visualizer
 
+from mmseg_ext.commands import prepare_stack
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.reports.run_data import read_curves
 from tests.durable.curve_model import CONFIG
@@ -43,6 +44,7 @@ class StateOfProcess(Hook):
 
 def train_runs(folder: Path, names: list[str]) -> list:
     """Train in this process, one after the other."""
+    prepare_stack()  # as commands do; mmsegmentation's own packages need it
     hooks = []
     for name in names:
         runner = build_train_runner(str(folder / name / "curve.py"), None, str(folder / name))
