@@ -38,8 +38,8 @@ def create_environment(folder: str) -> None:
     if torch.version.cuda is None:
         # PyPI's torchvision has operators for CUDA, which do not load next to a torch for CPUs.
         # Nothing here uses them, but its import describes two of them.
-        lines.append("from torch.library import define")
-        lines += [f"define('torchvision::{name}', '() -> ()')" for name in ("nms", "qnms")]
+        lines.append("from torch import library")
+        lines += [f"library.define('torchvision::{name}', '() -> ()')" for name in ("nms", "qnms")]
     (packages / "parent_environment.py").write_text("\n".join(lines) + "\n")
     (packages / "parent.pth").write_text("import parent_environment\n")
     program = [str(Path(folder, "bin/python")), "-m", "pip", "install"]

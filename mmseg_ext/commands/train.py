@@ -60,20 +60,23 @@ def main(args: argparse.Namespace) -> None:
 
 def _print_next(args: argparse.Namespace, runner) -> None:
     """Print the best checkpoint of a training, and the commands that use it."""
-    from mmseg_ext.checkpoint.files import best_checkpoint
     from mmseg_ext.checkpoint.safe_loading import unwrap_model
     from mmseg_ext.reports.run_data import next_commands
 
-    checkpoint = best_checkpoint(Path(runner.work_dir))
-    if checkpoint is None:  # `default_hooks.checkpoint=None`
+    info = runner.message_hub.runtime_info
+    best = [key for key in info if key.startswith("best_ckpt") and info[key]]
+    kept = info[best[0]] if best else info.get("last_ckpt")
+    if kept is None:  # `default_hooks.checkpoint=None`
         return
+    checkpoint, work_dir = Path(kept).resolve(), Path(runner.work_dir).resolve()
     config = Path(runner.cfg.filename).resolve()
     if args.cfg_options or args.iterations or args.size:  # the copy in the work directory has them
-        config = Path(runner.work_dir, config.name)
+        config = work_dir / config.name
     is_segmentor = hasattr(unwrap_model(runner.model), "encode_decode")
-    info = runner.message_hub.runtime_info
-    scores = [info[key] for key in info if key.startswith("best_score")]
-    about = f"best checkpoint, with a score of {scores[0]:.4g}" if scores else "last checkpoint"
+    about = "last checkpoint"
+    if best:
+        score = info[best[0].replace("ckpt", "score", 1)]
+        about = f"best checkpoint, with a score of {score:.4g}"
     print(f"{about}: {checkpoint}\nNext:")
-    for line in next_commands(config, checkpoint, is_segmentor):
+    for line in next_commands(config, checkpoint, work_dir, is_segmentor):
         print(f"  {line}")

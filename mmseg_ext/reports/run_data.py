@@ -104,7 +104,7 @@ class Run:
     def next_commands(self) -> list[str]:
         if self.config_file is None or self.checkpoint is None:
             return []
-        return next_commands(self.config_file, self.checkpoint)
+        return next_commands(self.config_file, self.checkpoint, self.checkpoint.parent)
 
     @property
     def title(self) -> str:
@@ -175,10 +175,12 @@ def read_run(work_dir: Path) -> Run:
     )
 
 
-def next_commands(config: Path, checkpoint: Path, is_segmentor: bool = True) -> list[str]:
+def next_commands(
+    config: Path, checkpoint: Path, work_dir: Path, is_segmentor: bool = True
+) -> list[str]:
     """Return the commands that use a trained model, with absolute paths as a shell reads them."""
     model = shlex.join([str(config), str(checkpoint)])
-    report = f"mmseg-ext report {shlex.quote(str(checkpoint.parent))}"
+    report = f"mmseg-ext report {shlex.quote(str(work_dir))}"
     commands = [f"mmseg-ext test {model}", report]
     if is_segmentor:
         commands += [f"mmseg-ext image_demo IMAGE {model}", f"mmseg-ext export {model}"]

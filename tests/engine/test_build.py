@@ -30,7 +30,15 @@ from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.config import load_config  # as the commands read a config
 from mmseg_ext.errors import LaunchError, RunError
 from tests.configs import CONFIGS
-from tests.engine.runs import built, fails, free_port, log_text, train_words, write_config
+from tests.engine.runs import (
+    built,
+    fails,
+    free_port,
+    log_text,
+    train_here,
+    train_words,
+    write_config,
+)
 from tests.engine.states import logged
 from tests.messages import check_message, lines_with
 
@@ -76,6 +84,23 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
         assert lines_with(terminal, f"mmseg-ext {command} {work / 'tiny.py'} {best}")
     assert lines_with(terminal, f"mmseg-ext report {work}")
     assert ", 8 images" in shown and "from 0 to 12 iterations" in shown and str(trained) in shown
+
+
+def test_the_printed_checkpoint_has_the_printed_score(tmp_path, capsys):
+    """Also of several best ones, in a folder that is not the work directory."""
+    work, kept = tmp_path / "work", tmp_path / "kept/work"
+    changes = ["train_cfg.max_iters=4", "train_cfg.val_interval=2"]
+    changes += ["default_hooks.checkpoint.save_best=[mIoU,mAcc]"]
+    changes += [f"default_hooks.checkpoint.out_dir={kept.parent}"]
+    train_here(write_config(tmp_path), work, *changes)
+    printed = capsys.readouterr().out
+    (line,) = lines_with(printed, "best checkpoint, with a score of")
+    path = Path(line.rpartition(": ")[2])
+    assert path.parent == kept and path.name.startswith("best_mIoU_iter_")
+    content = torch.load(path, weights_only=True)
+    score = content["message_hub"]["runtime_info"]["best_score_mIoU"]
+    assert f" {score:.4g}: " in line
+    assert lines_with(printed, f"mmseg-ext report {work}")
 
 
 def test_mmengines_runner_prints_few_lines(tmp_path):
