@@ -101,7 +101,7 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
 
 def _report_interrupt(name: str) -> int:
     hint = "; --resume continues from the newest checkpoint" if name == "train" else ""
-    print(f"mmseg_ext: interrupted{hint}", file=sys.stderr)
+    _print_error(f"interrupted{hint}")
     return 130
 
 
@@ -116,7 +116,13 @@ def report_error(error: Exception, name: str) -> None:
         line = f"{name} failed: {type(error).__name__}: {errors.one_line(error, 300)}"
     rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     if rank == "0" or not isinstance(error, errors.LaunchError | errors.CheckpointError):
-        print(f"mmseg_ext: {line}", file=sys.stderr)
+        _print_error(line)
+
+
+def _print_error(line: str) -> None:
+    # In one call: `print` writes the end of a line by itself if PYTHONUNBUFFERED is set, and the
+    # lines of two processes would mix.
+    sys.stderr.write(f"mmseg_ext: {line}\n")
 
 
 def _line_of(error: Exception, name: str) -> str | None:

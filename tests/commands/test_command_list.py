@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from mmseg_ext import __version__
-from mmseg_ext.commands import COMMANDS, env, main, run, start, train
+from mmseg_ext.commands import COMMANDS, env, main, report_error, run, start, train
 from mmseg_ext.errors import RESUME_HINT, LaunchError, RunError
 from tests.configs import CONFIGS
 from tests.messages import lines_with
@@ -133,3 +133,11 @@ def test_an_error_of_a_run_is_one_message(error, printed, monkeypatch, capsys):
         assert run("train") == 1
         same = isinstance(error, LaunchError) and rank == "1"
         assert capsys.readouterr().err == ("" if same else f"mmseg_ext: {printed}\n")
+
+
+def test_lines_of_two_processes_do_not_mix(monkeypatch):
+    """As `print` does with PYTHONUNBUFFERED, which writes the end of a line by itself."""
+    written = Mock()
+    monkeypatch.setattr(sys, "stderr", written)
+    report_error(RunError("not finite"), "train")
+    written.write.assert_called_once_with("mmseg_ext: not finite\n")
