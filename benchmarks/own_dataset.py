@@ -10,11 +10,12 @@ folder of docs/data.md, `nuclei` the training images of the 2018 Data Science Bo
 Dataset (MIT). Any other name is the folder of a project.
 
 Both networks have the same encoder, weights, images, crops, loss and schedule, and one thread. The
-Unet trains at the config's rate and at a quarter of it, and its better rate counts. A recipe is a
+Unet trains at the config's rate and at a quarter of it for the fewest minutes, and at the better
+rate for more; the better rate counts. A recipe is a
 config with `_base_ = "./config.py"`. Minutes are the processor's in the training loop, with the
-loading of images and without validations. The iterations of a
-budget follow from a few in which a network takes turns with the config; `speed.json` of a project
-keeps their seconds.
+loading of images and without validations. The iterations of a budget follow from a few in which a
+network takes turns with the config on a machine that does nothing else; `speed.json` of a project
+keeps their seconds. Other programs change how long a training takes, not its row.
 
 Each training adds a row to docs/results/own_dataset.json; one that has a row is not repeated.
 """
@@ -29,8 +30,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,29 +72,14 @@ ROUNDS = 12  # iterations of a network that are timed
 LENGTHS = ("begin", "end", "T_max", "total_steps")  # of a schedule, in iterations
 
 
-class ProcessorTime(Hook):
-    """Processor seconds of the training loop without validations, also at each validation."""
-
-    priority = "VERY_LOW"  # after the hooks that work for the training
+class Validations(Hook):
+    """The iteration and the mIoU of each validation."""
 
     def __init__(self):
-        self.validating = self.seconds = 0.0
-        self.validations: list[tuple[float, float]] = []  # seconds of training, mIoU
-
-    def before_train(self, runner) -> None:
-        self.start = time.process_time()
-
-    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        self.seconds = time.process_time() - self.start - self.validating
-
-    def before_val(self, runner) -> None:
-        self.val_start = time.process_time()
+        self.scores: list[tuple[int, float]] = []
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
-        self.validations.append((self.seconds, float((metrics or {})["mIoU"])))
-
-    def after_val(self, runner) -> None:
-        self.validating += time.process_time() - self.val_start
+        self.scores.append((runner.iter, float((metrics or {})["mIoU"])))
 
 
 def scaled(path: Path, iterations: int, validations: int, rate: float, seed: int) -> Config:
@@ -124,18 +109,17 @@ def runner_of(cfg: Config, work_dir: Path) -> Runner:
 
 
 def train(cfg: Config, work_dir: Path) -> dict[str, Any]:
-    """Train a config; return the seconds of training, and the scores. Run it in a new process."""
+    """Train a config; return the scores, and the iterations to 95 % of the last one."""
     runner = runner_of(cfg, work_dir)
-    clock = ProcessorTime()
-    runner.register_hook(clock)
+    validations = Validations()
+    runner.register_hook(validations)
     runner.train()
-    last = clock.validations[-1][1]
-    early = next(seconds for seconds, score in clock.validations if score >= 0.95 * last)
+    last = validations.scores[-1][1]
+    early = next(iteration for iteration, score in validations.scores if score >= 0.95 * last)
     scores = runner.val_evaluator.metrics[0].by_class
     iou = {k.partition(".")[2]: 100 * v for k, v in scores.items() if k.startswith("IoU.")}
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    minutes = clock.seconds / 60
-    return dict(minutes=minutes, early=early / 60, gib=memory, miou=last, iou=iou)
+    return dict(early=early, gib=memory, miou=last, iou=iou)
 
 
 def in_new_process(function: Callable[..., dict], *arguments: object) -> dict[str, Any]:
@@ -208,40 +192,46 @@ def run(project: Path, network: str, rate: float, seed: int, minutes: float, arg
     path = project / f"{network}.py"
     cfg = scaled(path, iterations, args.validations, rate, seed)
     found = in_new_process(train, cfg, project / f"{network}_{rate:g}_{seed}_{minutes:g}")
-    row = (
-        key
-        | dict(
-            iterations=iterations, seconds=seconds, commit=commit(), validations=args.validations
-        )
-        | found
-    )
+    row = key | dict(iterations=iterations, seconds=seconds, commit=commit()) | found
+    row |= dict(validations=args.validations, early=found["early"] * seconds / 60)
     if network not in ("config", "unet"):
         row["recipe"] = path.read_text(encoding="utf-8")
     add_row(row)
     print(f"{network} x {rate:g}, seed {seed}, {minutes:g} minutes: {row['miou']:.1f}", flush=True)
 
 
+def rows_of(set_name: str, network: str, budget: float) -> list[dict]:
+    key = dict(set=set_name, network=network, budget=budget)
+    return [row for row in read_rows() if key.items() <= row.items()]
+
+
+def mean(column: str, rows: Iterable[dict]) -> float:
+    return statistics.mean(row[column] for row in rows)
+
+
+def best_rate(set_name: str, network: str, budget: float) -> float:
+    """Return the rate with the best mean of the seeds."""
+    by_rate: dict[float, list[dict]] = {}
+    for row in rows_of(set_name, network, budget):
+        by_rate.setdefault(row["rate"], []).append(row)
+    return max(by_rate, key=lambda rate: mean("miou", by_rate[rate]))
+
+
 def table() -> str:
     """Return the table of all rows; of the rates of a network, the one with the best mean."""
-    groups: dict[tuple, dict[float, list[dict]]] = {}
-    for row in read_rows():
-        key = row["set"], row["budget"], row["network"]
-        groups.setdefault(key, {}).setdefault(row["rate"], []).append(row)
     lines = []
-    for (name, budget, network), rates in sorted(groups.items()):
-        means = {}
-        for rate, rows in rates.items():
-            means[rate] = statistics.mean(row["miou"] for row in rows)
-        best = max(means, key=means.__getitem__)
-        rows = sorted(rates[best], key=lambda row: row["seed"])
+    keys = {(row["set"], row["budget"], row["network"]) for row in read_rows()}
+    for name, budget, network in sorted(keys):
+        best = best_rate(name, network, budget)
+        rows = [row for row in rows_of(name, network, budget) if row["rate"] == best]
+        rows.sort(key=lambda row: row["seed"])
         label = network if best == 1 else f"{network}, rate x {best:g}"
-        numbers = [f"{means[best]:.1f}", ", ".join(f"{row['miou']:.1f}" for row in rows)]
-        for column in ("iterations", "minutes", "early", "gib"):
-            known = [row[column] for row in rows if row[column] is not None]
-            numbers.append(f"{statistics.mean(known):.3g}" if known else "")
+        numbers = [f"{mean('miou', rows):.1f}", ", ".join(f"{row['miou']:.1f}" for row in rows)]
+        for column in ("iterations", "early", "gib"):
+            numbers.append(f"{mean(column, rows):.3g}")
         lines.append([name, f"{budget:g}", label, *numbers])
     headings = ["set", "budget", "network", "mIoU", "by seed"]
-    return markdown([*headings, "iterations", "minutes", "95 %", "GiB"], lines)
+    return markdown([*headings, "iterations", "95 % after minutes", "GiB"], lines)
 
 
 def project_of(name: str, data: Path | None, out: Path) -> Path:
@@ -276,11 +266,13 @@ def main() -> None:
         shutil.copy(recipe, project)
     names = [Path(name).stem for name in args.networks]
     seconds_of(project, names)
-    for seed in args.seeds:
-        for minutes in args.minutes:
-            for name in names:
-                for rate in RATES.get(name, (1.0,)):
+    for name in names:
+        rates = RATES.get(name, (1.0,))
+        for minutes in sorted(args.minutes):
+            for rate in rates:
+                for seed in args.seeds:
                     run(project, name, rate, seed, minutes, args)
+            rates = [best_rate(project.name, name, minutes)]  # also for more minutes
     print(table())
 
 

@@ -37,24 +37,8 @@ def test_a_schedule_is_scaled_to_the_iterations(tmp_path, iterations, warmup):
     assert cfg.train_dataloader.num_workers == cfg.val_dataloader.num_workers == 0
 
 
-def test_minutes_leave_out_validations(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(own_dataset.time, "process_time", lambda: now[0])
-    clock = own_dataset.ProcessorTime()
-    clock.before_train(None)
-    for miou in (0.5, 0.7):
-        now[0] += 10
-        clock.after_train_iter(None, 0)
-        clock.before_val(None)
-        now[0] += 1000
-        clock.after_val_epoch(None, {"mIoU": miou})
-        clock.after_val(None)
-    assert clock.seconds == 20
-    assert clock.validations == [(10, 0.5), (20, 0.7)]
-
-
 def test_the_table_shows_the_better_rate_of_a_network(monkeypatch):
-    row = dict(set="weeds", budget=5, iterations=200, minutes=5.1, early=2, gib=1.5)
+    row = dict(set="weeds", budget=5, iterations=200, early=2, gib=1.5)
     config = row | dict(network="config", rate=1)
     low, high = (row | dict(network="unet", rate=rate) for rate in (0.25, 1))
     rows = [config | dict(seed=1, miou=70.0), config | dict(seed=0, miou=72.0)]
@@ -66,6 +50,24 @@ def test_the_table_shows_the_better_rate_of_a_network(monkeypatch):
         ["config", "71.0", "72.0, 70.0"],
         ["unet, rate x 0.25", "70.5", "70.0, 71.0"],
     ]
+
+
+def test_more_minutes_have_the_better_rate_of_the_fewest(tmp_path, monkeypatch):
+    rows = []
+
+    def run(project, network, rate, seed, minutes, args):
+        better = {1.0: minutes == 5, 0.25: minutes == 15}[rate]
+        row = dict(set=project.name, network=network, rate=rate, seed=seed, budget=minutes)
+        rows.append(row | dict(miou=60 + better, iterations=1, early=1, gib=1))
+
+    monkeypatch.setattr(own_dataset, "run", run)
+    monkeypatch.setattr(own_dataset, "read_rows", lambda: rows)
+    monkeypatch.setattr(own_dataset, "seconds_of", lambda project, networks: {})
+    words = ["--networks", "unet", "--minutes", "15", "5", "--seeds", "0", "1"]
+    monkeypatch.setattr(sys, "argv", ["own_dataset", str(tmp_path), *words])
+    own_dataset.main()
+    runs = [(row["budget"], row["rate"], row["seed"]) for row in rows]
+    assert runs == [(5, 1, 0), (5, 1, 1), (5, 0.25, 0), (5, 0.25, 1), (15, 1, 0), (15, 1, 1)]
 
 
 def test_a_training_has_one_row(tmp_path, monkeypatch):
@@ -87,4 +89,4 @@ def test_a_training_has_one_row(tmp_path, monkeypatch):
     assert (row["set"], row["network"], row["seed"]) == ("project", "config", 0)
     assert row["iterations"] == round(1.2 / row["seconds"])
     assert row["miou"] == pytest.approx(np.mean(list(row["iou"].values())), abs=0.01)
-    assert 0 < row["early"] <= row["minutes"] < 1
+    assert row["early"] == pytest.approx(row["iterations"] * row["seconds"] / 60)
