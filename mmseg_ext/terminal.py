@@ -93,7 +93,7 @@ class ProgressHook(Hook):
     """Print iteration, loss, speed and time left, as often as `LoggerHook` logs.
 
     Slow trainings have a line ten seconds after the start, and then every half minute. The speed
-    does not count the first iteration, which starts workers and chooses kernels.
+    does not count validations, and the first iteration, which starts workers and chooses kernels.
     """
 
     priority = "VERY_LOW"
@@ -128,6 +128,12 @@ class ProgressHook(Hook):
             line += f"  loss {loss.mean(self.interval):.3f}"
         left = _clock((total - done) / speed)
         print(f"{line}  {speed:.3g} it/s  {left} left", flush=True)
+
+    def before_val(self, runner) -> None:
+        self.start_of_validation = time.perf_counter()
+
+    def after_val(self, runner) -> None:
+        self.start += time.perf_counter() - self.start_of_validation
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         if is_main_process():
