@@ -11,13 +11,7 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.inference.georeference import Georeference
-from mmseg_ext.inference.objects import (
-    BACKGROUNDS,
-    BORDER,
-    SegmentedObject,
-    coco_annotation,
-    geojson,
-)
+from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, coco_annotation, geojson
 from mmseg_ext.inference.predictor import Segmentation
 
 # Columns of objects.csv, in pixels; then those in micrometers, and the mean of each band.
@@ -66,8 +60,7 @@ class ObjectFiles:
         """
         if least is None:
             least = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
-        no_objects = (*BACKGROUNDS, BORDER)
-        chosen = self.chosen or [name for name in result.classes if name not in no_objects]
+        chosen = self.chosen or [name for name in result.classes if name not in NO_OBJECTS]
         objects = {}
         for name in chosen:
             found = result.objects(name)

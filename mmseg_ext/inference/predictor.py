@@ -34,7 +34,7 @@ from mmseg_ext.images.pictures import to_picture
 from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import BACKGROUNDS, BORDER, SegmentedObject, find_objects
+from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, find_objects
 from mmseg_ext.inference.overlays import draw_overlay, with_legend, write_names
 from mmseg_ext.inference.scale import blank_image, scale_note, scaled_like
 from mmseg_ext.segmentors import StreamingSegTTAModel
@@ -86,7 +86,7 @@ class Segmentation:
             legend: add the classes of the objects below the image, with their count and their
                 share of the pixels.
         """
-        drawn = [name for name in self.classes if name not in (*BACKGROUNDS, BORDER)]
+        drawn = [name for name in self.classes if name not in NO_OBJECTS]
         numbers = [self.classes.index(name) for name in drawn]
         picture = Image.fromarray(
             draw_overlay(self.image, self.labels, self.palette, numbers, opacity)

@@ -21,7 +21,7 @@ from mmseg_ext.inference.export import (  # the command takes only configs
     random_images,
     relative_difference,
 )
-from mmseg_ext.inference.objects import BACKGROUNDS, BORDER
+from mmseg_ext.inference.objects import NO_OBJECTS
 from mmseg_ext.layers import ManhattanAttention
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
@@ -175,7 +175,7 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
 
 
 def test_the_example_colors_the_classes_that_overlays_color():
-    classes = ["nucleus", *BACKGROUNDS, BORDER]
+    classes = ["nucleus", *NO_OBJECTS]
     metadata = dict(classes=classes, palette=np.full((4, 3), 50, np.uint8))
     picture = np.full((1, 4, 3), 100, np.uint8)
     shown = runpy.run_path(EXAMPLE)["draw_overlay"](metadata, picture, np.arange(4)[None])
