@@ -261,7 +261,8 @@ def _of_type(failure: _Failure) -> LaunchError | None:
             continue
         named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
         if named and _class_named(kind) is None:
-            hint = _about_imports(failure) or nearest(kind, _registered_names())
+            names = [name for name, _ in registered()]
+            hint = _about_imports(failure) or nearest(kind, names)
             return LaunchError(f"{key}={kind!r}: not registered{hint}")
     return None
 
@@ -280,30 +281,22 @@ def _about_imports(failure: _Failure) -> str:
     )
 
 
-def registries() -> list[Registry]:
-    """Return mmengine's registries and their children."""
-    found = []
+def registered() -> Iterator[tuple[str, Callable]]:
+    """Yield the names and classes in mmengine's registries and their children."""
     for root in vars(mmengine.registry).values():
         if isinstance(root, Registry):
-            found += [root, *root.children.values()]
-    return found
-
-
-def _registered_names() -> set[str]:
-    names: set[str] = set()
-    for registry in registries():
-        names.update(registry.module_dict)
-    return names
+            for registry in (root, *root.children.values()):
+                yield from registry.module_dict.items()
 
 
 def _class_named(kind: object) -> Callable | None:
     """Return the class or function that is registered by this name, with or without a scope."""
     if not isinstance(kind, str):
         return kind if callable(kind) else None
-    name = kind.rpartition(".")[2]
-    for registry in registries():
-        if name in registry.module_dict:
-            return registry.module_dict[name]
+    wanted = kind.rpartition(".")[2]
+    for name, found in registered():
+        if name == wanted:
+            return found
     return None
 
 
