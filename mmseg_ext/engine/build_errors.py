@@ -31,6 +31,7 @@ from mmseg_ext.engine.config import (
     dropped_imports,
     format_error,
     nearest,
+    settings_inside,
     short,
 )
 from mmseg_ext.errors import LaunchError, RunError
@@ -92,7 +93,7 @@ def _all_entries(cfg: Config) -> _Entries:
     entries: _Entries = []
     for key in cfg:
         if key in KEYS:
-            entries.extend(_with_all_inside(key, cfg[key]))
+            entries.extend(settings_inside(key, cfg[key]))
     return entries
 
 
@@ -385,16 +386,3 @@ def _named_settings(entries: _Entries, part: str, text: str) -> str:
         if owner in parents and name in words:
             named.append(f"{key}={short(repr(value))}")
     return ", ".join(named[:3])
-
-
-def _with_all_inside(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield (dotted key, value) of a setting and of all inside it, the outer ones first."""
-    yield key, value
-    if isinstance(value, Mapping):
-        inside = value.items()
-    elif isinstance(value, list | tuple):
-        inside = enumerate(value)
-    else:
-        return
-    for name, child in inside:
-        yield from _with_all_inside(f"{key}.{name}", child)

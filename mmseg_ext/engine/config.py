@@ -249,6 +249,19 @@ def as_list(settings: Any) -> list:
     return [settings] if settings else []
 
 
+def settings_inside(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield (dotted key, value) of a setting and of all inside it, the outer ones first."""
+    yield key, value
+    if isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    else:
+        return
+    for name, child in inside:
+        yield from settings_inside(f"{key}.{name}", child)
+
+
 def inner_datasets(dataset: Any) -> Iterator[Any]:
     """Yield the datasets inside wrappers, or for settings, the settings of these datasets."""
     values = dataset if isinstance(dataset, Mapping) else getattr(dataset, "__dict__", {})
