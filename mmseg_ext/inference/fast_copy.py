@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from mmseg_ext.engine.acceleration import to_channels_last
 from mmseg_ext.layers.submodules import computes_by_weights
 from mmseg_ext.segmentors import StripEncoderDecoder
 
@@ -42,7 +43,7 @@ def fast_copy(model: nn.Module) -> StripEncoderDecoder:
         )
     copied = copy.deepcopy(model).eval()
     if next(copied.parameters()).is_cuda:  # 1.5 times the images per second in batches of 16
-        copied.to(memory_format=torch.channels_last)  # type: ignore  # not in torch's types
+        to_channels_last(copied)
     vars(copied)["network_logits"] = _FastNetwork(copied.network_logits, copied)
     return copied
 
