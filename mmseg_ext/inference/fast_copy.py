@@ -24,8 +24,6 @@ GRAPHS = 4  # each keeps the memory of a forward pass
 _EAGER_USES = 2  # of a size, before its graph: they choose kernels and fill caches
 
 Network = Callable[[Tensor], Tensor]
-# Takes the network and an input; returns the graph's input and a function that computes its output.
-Capture = Callable[[Network, Tensor], tuple[Tensor, Callable[[], Tensor]]]
 
 
 def fast_copy(model: nn.Module) -> StripEncoderDecoder:
@@ -55,7 +53,7 @@ class _FastNetwork:
         self._network = network
         self._model = model
         self._folded = False
-        self._graphs = Graphs(network, capture)
+        self._graphs = Graphs(network)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if not self._folded:
@@ -116,8 +114,8 @@ class Graphs:
     next call.
     """
 
-    def __init__(self, network: Network, capture: Capture):
-        self._network, self._capture = network, capture
+    def __init__(self, network: Network):
+        self._network = network
         self._uses: Counter = Counter()
         self._captured: dict[tuple, tuple[Tensor, Callable[[], Tensor]]] = {}
 
@@ -127,7 +125,7 @@ class Graphs:
             self._uses[key] += 1
             if self._uses[key] <= _EAGER_USES or len(self._captured) == GRAPHS:
                 return self._network(inputs)
-            self._captured[key] = self._capture(self._network, inputs)
+            self._captured[key] = capture(self._network, inputs)
         graph_inputs, replay = self._captured[key]
         graph_inputs.copy_(inputs)
         return replay()
