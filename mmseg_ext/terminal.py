@@ -10,6 +10,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 
 import torch
 from mmengine.dist import is_main_process
@@ -83,12 +84,6 @@ def logged_warnings() -> Iterator[None]:
         yield
 
 
-def _clock(seconds: float) -> str:
-    """Return hours, minutes and seconds: 1:02:03."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
 class ProgressHook(Hook):
     """Print iteration, loss, speed and time left, as often as `LoggerHook` logs.
 
@@ -120,13 +115,14 @@ class ProgressHook(Hook):
         seconds = (total - self.first) / speed
         if is_measured and not self.is_estimated and seconds >= 60:
             self.is_estimated = True
-            print(f"  the training takes about {_clock(seconds)}, and the time of its validations")
+            about = timedelta(seconds=round(seconds))  # 1:02:03, or 1 day, 2:03:04
+            print(f"  the training takes about {about}, and the time of its validations")
         line = f"  iteration {done:>{len(str(total))}}/{total}"
         loss = runner.message_hub.log_scalars.get("train/loss")
         # Between the lines of the log, reading the loss would wait for a GPU.
         if loss and (is_logged or not torch.cuda.is_initialized()):
             line += f"  loss {loss.mean(self.interval):.3f}"
-        left = _clock((total - done) / speed)
+        left = timedelta(seconds=round((total - done) / speed))
         print(f"{line}  {speed:.3g} it/s  {left} left", flush=True)
 
     def before_val(self, runner) -> None:
