@@ -99,7 +99,7 @@ def report_error(error: Exception, name: str) -> None:
     line = _line_of(error, name)
     if line is None:
         traceback.print_exception(error)
-        line = f"{name} failed: {type(error).__name__}: {errors.one_line(error, 300)}"
+        line = f"{name} failed: {errors.format_error(error)}"
     rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     if rank == "0" or not isinstance(error, errors.LaunchError | errors.CheckpointError):
         _print_error(line)

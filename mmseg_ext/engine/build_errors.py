@@ -29,12 +29,10 @@ from mmseg_ext.engine.config import (
     arguments,
     as_list,
     dropped_imports,
-    format_error,
     nearest,
     settings_inside,
-    short,
 )
-from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.errors import LaunchError, RunError, format_error, short
 
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
 _ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods

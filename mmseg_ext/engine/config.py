@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.errors import LaunchError, one_line
+from mmseg_ext.errors import LaunchError, format_error
 from mmseg_ext.upstream import base_configs
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
@@ -221,14 +221,6 @@ def arguments(kind: Callable | None) -> set[str]:
     return names
 
 
-def format_error(error: BaseException) -> str:
-    """Return 'KeyError: ...' without line breaks, cut after 300 characters."""
-    message: object = error
-    if isinstance(error, KeyError) and error.args:
-        message = error.args[0]  # the text of a KeyError is its `repr`
-    return short(one_line(f"{type(error).__name__}: {message}"), 300)
-
-
 def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     """Return '; did you mean X?', or nothing if no name is similar."""
     by_lower_case = {known.lower(): known for known in names}
@@ -236,10 +228,6 @@ def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     if not found:
         return ""
     return f"; did you mean {by_lower_case[found[0]]!r}?"
-
-
-def short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def as_list(settings: Any) -> list:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.checkpoint.files import best_checkpoint
-from mmseg_ext.errors import one_line
+from mmseg_ext.errors import format_error
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
 from mmseg_ext.reports.scores import class_scores, mean_of_known
@@ -229,7 +229,7 @@ def _read_object(path: Path | None) -> dict:
     try:
         return dict(json.loads(path.read_text(errors="replace")))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is damaged ({one_line(error, 200)}); delete it") from error
+        raise ValueError(f"{path}: is damaged ({format_error(error)}); delete it") from error
 
 
 def _facts(path: Path | None) -> dict[str, str]:
@@ -256,7 +256,7 @@ def _latest_results(work_dir: Path, name: str) -> Results | None:
             rank = not content["augmented"], float(content["time"])
             found.append((rank, _results(content, path.parent / PICTURES)))
         except (KeyError, TypeError, ValueError) as error:
-            what = one_line(f"{type(error).__name__}: {error}", 200)
+            what = format_error(error)
             raise ValueError(f"{path}: is not what a run writes ({what}); delete it") from error
     if not found:
         return None
