@@ -104,7 +104,7 @@ def segment_all(photos: list[str] | None, config: str = DEFAULT, checkpoint: str
     overlays = sorted((folder / "results/overlays").glob("*.png"))
     if not overlays:
         raise ValueError(text)
-    with (folder / "results/classes.csv").open() as file:
+    with (folder / "results/classes.csv").open(encoding="utf-8-sig") as file:
         headers, *rows = csv.reader(file)
     archive = shutil.make_archive(str(folder / "results"), "zip", folder / "results")
     shown = [(str(path), path.stem) for path in overlays]

@@ -6,8 +6,8 @@ The script needs numpy, Pillow and onnxruntime, tifffile for TIFF, and OpenCV fo
 bits. To use it elsewhere, copy mmseg_ext/images/values.py next to it.
 
 For each image, OUT gets a label map (`labels/NAME.png`, class indices) and a picture of the classes
-over the image (`overlays/NAME.png`), rotated by its EXIF orientation. Unreadable images are listed
-at the end, and the exit status is then 1.
+over the image, without background and borders (`overlays/NAME.png`), rotated by its EXIF
+orientation. Unreadable images are listed at the end, and the exit status is then 1.
 """
 
 import argparse
@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 READERS = (HERE, HERE.parent / "mmseg_ext/images", HERE.parent.parent / "images")
 sys.path += [str(folder) for folder in READERS if (folder / "values.py").is_file()]
 image_values = importlib.import_module("values")
+NOT_DRAWN = ("background", "class_0", "border")  # class_0: the lowest value of masks without names
 
 
 def find(path: Path) -> list[Path]:
@@ -173,6 +174,15 @@ def segment(run, metadata: dict, image: np.ndarray, trained: bool = False) -> np
     return labels.astype(np.min_scalar_type(len(total) - 1))
 
 
+def draw_overlay(metadata: dict, picture: np.ndarray, labels: np.ndarray) -> Image.Image:
+    """Return a picture RGB (H, W, 3) with the classes in color, without background and borders."""
+    photo = Image.fromarray(picture)
+    overlay = Image.blend(photo, Image.fromarray(metadata["palette"][labels]), 0.5)
+    hidden = [i for i, name in enumerate(metadata["classes"]) if name in NOT_DRAWN]
+    overlay.paste(photo, mask=Image.fromarray(np.isin(labels, hidden)))
+    return overlay
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
@@ -210,9 +220,8 @@ def main() -> int:
         stem = path.name if path.stem in written else path.stem
         written.append(stem)
         Image.fromarray(labels).save(args.out / f"labels/{stem}.png")
-        picture = Image.fromarray(values[..., [band - 1 for band in metadata["rgb_bands"]]])
-        overlay = Image.blend(picture, Image.fromarray(metadata["palette"][labels]), 0.5)
-        overlay.save(args.out / f"overlays/{stem}.png")
+        picture = values[..., [band - 1 for band in metadata["rgb_bands"]]]
+        draw_overlay(metadata, picture, labels).save(args.out / f"overlays/{stem}.png")
     print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
     return 1 if broken else 0

@@ -58,9 +58,10 @@ def _sync(path: Path) -> None:
 
 
 def write_text(text: str, path: str | Path) -> None:
-    """Write a small text file atomically."""
+    """Write a small text file atomically; a table gets the mark by which Excel reads umlauts."""
+    needs_mark = Path(path).suffix == ".csv" and not text.isascii()
     with atomic_write(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8-sig" if needs_mark else "utf-8")
 
 
 def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:

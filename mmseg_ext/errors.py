@@ -53,6 +53,18 @@ def one_line(error: object, length: int | None = None) -> str:
     return " ".join(str(error).split())[:length]
 
 
+def short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def format_error(error: BaseException) -> str:
+    """Return 'KeyError: ...' without line breaks, cut after 300 characters."""
+    message: object = error
+    if isinstance(error, KeyError) and error.args:
+        message = error.args[0]  # the text of a KeyError is its `repr`
+    return short(one_line(f"{type(error).__name__}: {message}"), 300)
+
+
 def join_names(names: Sequence[str], shown: int = SHOWN) -> str:
     """Return the first names, by default eight, and how many more there are: `a, b, 3 more`."""
     parts = list(names[:shown])

@@ -10,6 +10,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 
 import torch
 from mmengine.dist import is_main_process
@@ -83,17 +84,11 @@ def logged_warnings() -> Iterator[None]:
         yield
 
 
-def _clock(seconds: float) -> str:
-    """Return hours, minutes and seconds: 1:02:03."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
 class ProgressHook(Hook):
     """Print iteration, loss, speed and time left, as often as `LoggerHook` logs.
 
     Slow trainings have a line ten seconds after the start, and then every half minute. The speed
-    does not count the first iteration, which starts workers and chooses kernels.
+    does not count validations, and the first iteration, which starts workers and chooses kernels.
     """
 
     priority = "VERY_LOW"
@@ -120,14 +115,21 @@ class ProgressHook(Hook):
         seconds = (total - self.first) / speed
         if is_measured and not self.is_estimated and seconds >= 60:
             self.is_estimated = True
-            print(f"  the training takes about {_clock(seconds)}, and the time of its validations")
+            about = timedelta(seconds=round(seconds))  # 1:02:03, or 1 day, 2:03:04
+            print(f"  the training takes about {about}, and the time of its validations")
         line = f"  iteration {done:>{len(str(total))}}/{total}"
         loss = runner.message_hub.log_scalars.get("train/loss")
         # Between the lines of the log, reading the loss would wait for a GPU.
         if loss and (is_logged or not torch.cuda.is_initialized()):
             line += f"  loss {loss.mean(self.interval):.3f}"
-        left = _clock((total - done) / speed)
+        left = timedelta(seconds=round((total - done) / speed))
         print(f"{line}  {speed:.3g} it/s  {left} left", flush=True)
+
+    def before_val(self, runner) -> None:
+        self.start_of_validation = time.perf_counter()
+
+    def after_val(self, runner) -> None:
+        self.start += time.perf_counter() - self.start_of_validation
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         if is_main_process():

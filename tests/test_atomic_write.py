@@ -67,3 +67,12 @@ def test_writing_follows_no_links(tmp_path, monkeypatch):
             write_text("3", path)
         guessed.touch()
     assert victim.read_text() == "precious"
+
+
+def test_excel_reads_umlauts_of_tables(tmp_path):
+    """By a byte order mark, which other tables and files do not have."""
+    cases = (("a.csv", "Zäune", True), ("b.csv", "a", False), ("c.tex", "ä", False))
+    for name, text, mark in cases:
+        write_text(text, tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(b"\xef\xbb\xbf") == mark
+        assert (tmp_path / name).read_text("utf-8-sig") == text

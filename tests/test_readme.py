@@ -31,7 +31,7 @@ def test_what_a_document_names_exists(document):
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"(?:^|`)make ([\w-]+)", text, re.M)) <= targets
     started = re.findall(r"(?:^|`)(?:mmseg-ext|python -m mmseg_ext) ([a-z_]+)", text, re.M)
-    assert set(started) <= COMMANDS.keys()
+    assert set(started) <= set(COMMANDS)
     files = set(re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]+\.\w+)", text))
     files -= PLACEHOLDERS | {match["name"] for match in FILE.finditer(text)}
     assert not {name for name in files if not (ROOT / name).exists()}

@@ -11,8 +11,13 @@ from mmengine.hooks import LoggerHook
 from mmseg_ext.terminal import ProgressHook
 
 
-def run_lines(tmp_path, capsys, monkeypatch, seconds: dict[int, float], **settings) -> list[str]:
-    """Return what is printed for a run whose iterations end at these seconds."""
+def run_lines(
+    tmp_path, capsys, monkeypatch, seconds: dict[int, float], validations={}, **settings
+) -> list[str]:
+    """Return what is printed for a run whose iterations end at these seconds.
+
+    A validation takes the seconds in `validations` after an iteration.
+    """
     clock = {"now": 0.0}
     monkeypatch.setattr(time, "perf_counter", lambda: clock["now"])
     losses = {"train/loss": SimpleNamespace(mean=lambda count: count / 50)}
@@ -33,6 +38,9 @@ def run_lines(tmp_path, capsys, monkeypatch, seconds: dict[int, float], **settin
     for done, clock["now"] in seconds.items():
         runner.iter = done - 1
         hook.after_train_iter(runner, 0)
+        hook.before_val(runner)
+        clock["now"] += validations.get(done, 0)
+        hook.after_val(runner)
     hook.after_val_epoch(runner, {"aAcc": 3.0, "mIoU": 12.5})
     return capsys.readouterr().out.splitlines()
 
@@ -49,6 +57,18 @@ def test_lines_of_a_resumed_run(tmp_path, capsys, monkeypatch):
     ]
     assert (tmp_path / "terminal").read_text() == "Saving checkpoint\nIter(train) is slow\n"
     assert (tmp_path / "log").read_text().count("\n") == 4
+
+
+def test_the_speed_does_not_count_validations(tmp_path, capsys, monkeypatch):
+    """Of 40 seconds after iteration 100."""
+    seconds = {51: 2.0, 100: 6.9, 110: 47.9, 200: 56.9}
+    settings = dict(max_iters=300, hooks=[LoggerHook(interval=100)])
+    lines = run_lines(tmp_path, capsys, monkeypatch, seconds, {100: 40.0}, **settings)
+    assert [line.partition("2.000  ")[2] for line in lines[:3]] == [
+        "10 it/s  0:00:20 left",
+        "10 it/s  0:00:19 left",
+        "10 it/s  0:00:10 left",
+    ]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -15,6 +15,7 @@ import gc
 import importlib
 import logging
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -34,32 +35,17 @@ from mmseg_ext.environment import BASE, STACK, check_stack
 if TYPE_CHECKING:
     import torch
 
-COMMANDS = {
-    "attention_maps": "Draw what a model's attention layers look at in images, as PNG panels.",
-    "check_dataset": "Check every image and label map of a config before training.",
-    "convert": "Convert published weights to mmsegmentation's names: FAMILY SRC DST.",
-    "doctor": "Check what works on this machine and how fast; status 1 if a check fails.",
-    "env": "Print versions, devices and registered names; status 1 if the mm stack is unusable.",
-    "export": "Export a segmentor to ONNX; compare the file with the model.",
-    "image_demo": "Segment an image, a folder or a video; write label maps and overlays.",
-    "model_cost": "Count parameters and multiply-adds of configs; compute the memory of training.",
-    "new_project": "Make a project from your images and masks: data folders and a fitting config.",
-    "print_config": "Print the config and the run record that `train` would start with.",
-    "publish_model": "Write the weights of a training checkpoint to a small file: IN OUT.",
-    "report": "Write what one or several runs recorded on one HTML page.",
-    "test": "Test a segmentor: mmsegmentation's flags.",
-    "train": "Train a segmentor: mmsegmentation's flags, and --auto-scale-lr.",
-    "where": "Print the folder of the configs; use it as `$(mmseg-ext where)/ea_r18_shapes.py`.",
-}
-"""The first line of each command's help, by name."""
-
+COMMANDS = sorted(module.name for module in pkgutil.iter_modules(__path__))
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk, without a file
 
 
 def main() -> NoReturn:
     """List the commands, or start the named one."""
     width = max(map(len, COMMANDS))
-    table = "\n".join(f"{name:<{width}}  {text}" for name, text in COMMANDS.items())
+    table = ""
+    for name in COMMANDS:
+        about = importlib.import_module(f"mmseg_ext.commands.{name}").parser().description
+        table += f"{name:<{width}}  {about}\n"
     parser = command_parser("mmseg-ext COMMAND --help lists the flags of a command.", table)
     parser.prog = "mmseg-ext"
     parser.add_argument("--version", action="version", version=__version__)
@@ -113,7 +99,7 @@ def report_error(error: Exception, name: str) -> None:
     line = _line_of(error, name)
     if line is None:
         traceback.print_exception(error)
-        line = f"{name} failed: {type(error).__name__}: {errors.one_line(error, 300)}"
+        line = f"{name} failed: {errors.format_error(error)}"
     rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     if rank == "0" or not isinstance(error, errors.LaunchError | errors.CheckpointError):
         _print_error(line)

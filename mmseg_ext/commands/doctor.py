@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmseg_ext.commands import command, command_parser, device_flag, usable_device
-from mmseg_ext.errors import one_line
+from mmseg_ext.errors import format_error
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def _run(device: "torch.device", quick: bool) -> list[dict]:
         try:
             status, figure = run()
         except Exception as error:
-            status, figure = "FAIL", f"{type(error).__name__}: {one_line(error, 160)}"
+            status, figure = "FAIL", format_error(error)
         seconds = round(time.perf_counter() - start, 2)
         rows.append(dict(group=group, name=name, status=status, figure=figure, seconds=seconds))
         print(f"{status:<8}{f'{group}: {name}':<58}{figure}  ({seconds:.1f} s)", flush=True)

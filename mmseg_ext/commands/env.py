@@ -32,13 +32,12 @@ def main(args: argparse.Namespace) -> int:
 
 def registered_names() -> list[str]:
     """Return the names that this package has registered with mmengine, sorted."""
-    from mmseg_ext.engine.build_errors import registries
+    from mmseg_ext.engine.build_errors import registered
 
     own = set()
-    for registry in registries():
-        for name, part in registry.module_dict.items():
-            if getattr(part, "__module__", "").startswith("mmseg_ext."):
-                own.add(name)
+    for name, part in registered():
+        if getattr(part, "__module__", "").startswith("mmseg_ext."):
+            own.add(name)
     return sorted(own)
 
 

@@ -141,15 +141,9 @@ def _find_annotations(args: argparse.Namespace) -> "Reader":
         return ObjectMasks.find(args.masks)
     if args.binary:
         return BinaryMasks.find(args.masks)
-    if args.masks:
-        return Masks.find(args.masks)
-    if args.coco:
-        return Coco.find(args.coco)
-    if args.yolo:
-        return Yolo.find(args.yolo)
-    if args.geojson:
-        return Geojson.find(args.geojson)
-    return Labelme.find(args.labelme)
+    readers = {"masks": Masks, "coco": Coco, "labelme": Labelme, "yolo": Yolo, "geojson": Geojson}
+    (flag,) = [flag for flag in readers if vars(args)[flag]]  # the parser requires one
+    return readers[flag].find(vars(args)[flag])
 
 
 def _print_project(made: "Project", folder: Path) -> None:

@@ -180,7 +180,6 @@ def _build(cfg: Config, *loops: str) -> Runner:
     if "train_loop" in loops:
         from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg
 
-        model = unwrap_model(runner.model)
         for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):
             runner.logger.warning(warning)
         check_metrics(runner)

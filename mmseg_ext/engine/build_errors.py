@@ -29,11 +29,10 @@ from mmseg_ext.engine.config import (
     arguments,
     as_list,
     dropped_imports,
-    format_error,
     nearest,
-    short,
+    settings_inside,
 )
-from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.errors import LaunchError, RunError, format_error, short
 
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
 _ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods
@@ -92,7 +91,7 @@ def _all_entries(cfg: Config) -> _Entries:
     entries: _Entries = []
     for key in cfg:
         if key in KEYS:
-            entries.extend(_with_all_inside(key, cfg[key]))
+            entries.extend(settings_inside(key, cfg[key]))
     return entries
 
 
@@ -261,7 +260,8 @@ def _of_type(failure: _Failure) -> LaunchError | None:
             continue
         named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
         if named and _class_named(kind) is None:
-            hint = _about_imports(failure) or nearest(kind, _registered_names())
+            names = [name for name, _ in registered()]
+            hint = _about_imports(failure) or nearest(kind, names)
             return LaunchError(f"{key}={kind!r}: not registered{hint}")
     return None
 
@@ -280,30 +280,22 @@ def _about_imports(failure: _Failure) -> str:
     )
 
 
-def registries() -> list[Registry]:
-    """Return mmengine's registries and their children."""
-    found = []
+def registered() -> Iterator[tuple[str, Callable]]:
+    """Yield the names and classes in mmengine's registries and their children."""
     for root in vars(mmengine.registry).values():
         if isinstance(root, Registry):
-            found += [root, *root.children.values()]
-    return found
-
-
-def _registered_names() -> set[str]:
-    names: set[str] = set()
-    for registry in registries():
-        names.update(registry.module_dict)
-    return names
+            for registry in (root, *root.children.values()):
+                yield from registry.module_dict.items()
 
 
 def _class_named(kind: object) -> Callable | None:
     """Return the class or function that is registered by this name, with or without a scope."""
     if not isinstance(kind, str):
         return kind if callable(kind) else None
-    name = kind.rpartition(".")[2]
-    for registry in registries():
-        if name in registry.module_dict:
-            return registry.module_dict[name]
+    wanted = kind.rpartition(".")[2]
+    for name, found in registered():
+        if name == wanted:
+            return found
     return None
 
 
@@ -392,16 +384,3 @@ def _named_settings(entries: _Entries, part: str, text: str) -> str:
         if owner in parents and name in words:
             named.append(f"{key}={short(repr(value))}")
     return ", ".join(named[:3])
-
-
-def _with_all_inside(key: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield (dotted key, value) of a setting and of all inside it, the outer ones first."""
-    yield key, value
-    if isinstance(value, Mapping):
-        inside = value.items()
-    elif isinstance(value, list | tuple):
-        inside = enumerate(value)
-    else:
-        return
-    for name, child in inside:
-        yield from _with_all_inside(f"{key}.{name}", child)

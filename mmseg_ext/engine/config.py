@@ -20,7 +20,7 @@ from mmengine.runner import Runner
 from mmengine.utils import import_modules_from_strings
 
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.errors import LaunchError, one_line
+from mmseg_ext.errors import LaunchError, format_error
 from mmseg_ext.upstream import base_configs
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
@@ -221,14 +221,6 @@ def arguments(kind: Callable | None) -> set[str]:
     return names
 
 
-def format_error(error: BaseException) -> str:
-    """Return 'KeyError: ...' without line breaks, cut after 300 characters."""
-    message: object = error
-    if isinstance(error, KeyError) and error.args:
-        message = error.args[0]  # the text of a KeyError is its `repr`
-    return short(one_line(f"{type(error).__name__}: {message}"), 300)
-
-
 def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     """Return '; did you mean X?', or nothing if no name is similar."""
     by_lower_case = {known.lower(): known for known in names}
@@ -238,15 +230,24 @@ def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:
     return f"; did you mean {by_lower_case[found[0]]!r}?"
 
 
-def short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
 def as_list(settings: Any) -> list:
     """Return a setting that may be one or several: heads, losses, metrics, `init_cfg`."""
     if isinstance(settings, list):
         return settings
     return [settings] if settings else []
+
+
+def settings_inside(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield (dotted key, value) of a setting and of all inside it, the outer ones first."""
+    yield key, value
+    if isinstance(value, Mapping):
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    else:
+        return
+    for name, child in inside:
+        yield from settings_inside(f"{key}.{name}", child)
 
 
 def inner_datasets(dataset: Any) -> Iterator[Any]:

@@ -1,11 +1,11 @@
 """A shorter training, or smaller images, for any config: the flags --iterations and --size."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
 
-from mmseg_ext.engine.config import as_list, crop_size, inner_datasets, type_name
+from mmseg_ext.engine.config import as_list, crop_size, inner_datasets, settings_inside, type_name
 from mmseg_ext.errors import LaunchError
 
 _LENGTHS = ("T_max", "milestones", "periods", "step_size", "total_steps")  # of schedulers
@@ -70,8 +70,8 @@ def _set_size(cfg: Config, size: int) -> None:
     if any(map(_resizes_images, pipelines)):
         tested = [*_pipelines(cfg, "val_dataloader"), *_pipelines(cfg, "test_dataloader")]
         pipelines += [*tested, cfg.get("tta_pipeline")]
-    for step in _typed(pipelines):
-        if type_name(step) in _TRANSFORMS:
+    for _, step in settings_inside("pipelines", pipelines):  # also of transforms inside others
+        if isinstance(step, Mapping) and "type" in step and type_name(step) in _TRANSFORMS:
             sized.append(step)
     for settings in sized:
         _scale_keys(settings or {}, _SIZES, factor)
@@ -90,17 +90,6 @@ def _resizes_images(steps: list) -> bool:
     kinds = [type_name(step) for step in steps]
     end = kinds.index("RandomCrop") if "RandomCrop" in kinds else len(kinds)
     return any(kind in _RESIZES for kind in kinds[:end])
-
-
-def _typed(value: Any) -> Iterator[dict]:
-    """Yield the transforms in pipelines, also those inside others."""
-    if isinstance(value, Mapping):
-        if "type" in value:
-            yield value  # type: ignore  # a ConfigDict
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _typed(part)
 
 
 def _scale_keys(settings: Any, keys: tuple[str, ...], factor: float) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.engine.build_errors import heads_of
-from mmseg_ext.engine.config import as_list, format_error, inner_datasets, nearest
-from mmseg_ext.errors import LaunchError
+from mmseg_ext.engine.config import as_list, inner_datasets, nearest
+from mmseg_ext.errors import LaunchError, format_error
 from mmseg_ext.upstream import built_dataloaders
 
 

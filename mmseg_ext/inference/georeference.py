@@ -65,12 +65,11 @@ def read_georeference(path: str | Path, page: int | None = None) -> Georeference
             return None
     with tiff_file(path) as file:
         first = file.pages[0] if page is None else tiff_images(file)[page][0].keyframe
-        declared = {tag.code: tag for tag in first.tags}
-        found = [declared[code] for code in _TAGS if code in declared]
+        found = [first.tags[code] for code in _TAGS if code in first.tags]
         tags = tuple((tag.code, tag.dtype, tag.count, tag.value, True) for tag in found)
+        values = {tag.code: tag.value for tag in found}
         orientation = int(first.tags.valueof(EXIF_ORIENTATION, 1))
         keys = first.geotiff_tags or {}
-    values = {code: value for code, _, _, value, _ in tags}
     if not {_TIE_POINTS, _MATRIX} & values.keys():
         return None
     if orientation != 1:

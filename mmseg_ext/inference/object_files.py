@@ -9,15 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mmseg_ext.atomic_write import atomic_write, write_text
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.inference.georeference import Georeference
-from mmseg_ext.inference.objects import (
-    BACKGROUNDS,
-    BORDER,
-    SegmentedObject,
-    coco_annotation,
-    geojson,
-)
+from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, coco_annotation, geojson
 from mmseg_ext.inference.predictor import Segmentation
 
 # Columns of objects.csv, in pixels; then those in micrometers, and the mean of each band.
@@ -66,8 +60,7 @@ class ObjectFiles:
         """
         if least is None:
             least = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
-        no_objects = (*BACKGROUNDS, BORDER)
-        chosen = self.chosen or [name for name in result.classes if name not in no_objects]
+        chosen = self.chosen or [name for name in result.classes if name not in NO_OBJECTS]
         objects = {}
         for name in chosen:
             found = result.objects(name)
@@ -149,11 +142,11 @@ class ObjectFiles:
             }
             write_text(json.dumps(content), self.folder / "coco.json")
         if "csv" in self.formats and self.rows:
-            path = self.folder / "classes.csv"
-            with atomic_write(path) as part, part.open("w", encoding="utf-8") as file:
-                table = csv.DictWriter(file, self.rows[0], lineterminator="\n")
-                table.writeheader()
-                table.writerows(self.rows)
+            class_rows = io.StringIO(newline="")
+            table = csv.DictWriter(class_rows, self.rows[0], lineterminator="\n")
+            table.writeheader()
+            table.writerows(self.rows)
+            write_text(class_rows.getvalue(), self.folder / "classes.csv")
             columns = ["file_name", "class", *_MEASURES.split()]
             if self.pixel_size:
                 columns += _MICROMETERS

@@ -13,8 +13,9 @@ import numpy as np
 
 from mmseg_ext.inference.georeference import Georeference
 
-BACKGROUNDS = ("background", "class_0")  # class_0: the lowest value of masks without names
 BORDER = "border"  # between objects that touch
+# Classes that are not drawn and not counted; class_0: the lowest value of masks without names.
+NO_OBJECTS = ("background", "class_0", BORDER)
 
 
 @dataclass(frozen=True, eq=False)

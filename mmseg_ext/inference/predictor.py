@@ -34,10 +34,11 @@ from mmseg_ext.images.pictures import to_picture
 from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import BACKGROUNDS, BORDER, SegmentedObject, find_objects
+from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, find_objects
 from mmseg_ext.inference.overlays import draw_overlay, with_legend, write_names
 from mmseg_ext.inference.scale import blank_image, scale_note, scaled_like
 from mmseg_ext.segmentors import StreamingSegTTAModel
+from mmseg_ext.segmentors.mixed_sizes import by_size
 from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
 from mmseg_ext.terminal import progress
@@ -85,7 +86,7 @@ class Segmentation:
             legend: add the classes of the objects below the image, with their count and their
                 share of the pixels.
         """
-        drawn = [name for name in self.classes if name not in (*BACKGROUNDS, BORDER)]
+        drawn = [name for name in self.classes if name not in NO_OBJECTS]
         numbers = [self.classes.index(name) for name in drawn]
         picture = Image.fromarray(
             draw_overlay(self.image, self.labels, self.palette, numbers, opacity)
@@ -245,11 +246,12 @@ class Predictor:
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
-        self._scaling = _without_labels(pipeline[1:])
+        self._scaling = self._settings = _without_labels(pipeline[1:])
         self._sides = config.get("image_sides")  # of the training images, by new_project
         self._is_told = False  # that an image is at another scale
         if tta:
             pipeline = config.tta_pipeline
+            self._settings = _without_labels(pipeline[1:])
             self._merge = (config.get("tta_model") or {}).get("merge", "probs")
             self.model = StreamingSegTTAModel(model, self._merge)
         self.model.eval()
@@ -257,7 +259,6 @@ class Predictor:
         self._channels = input_channels(config.model)
         self._rgb_bands = config.get("rgb_bands")
         self._load = image_loader(pipeline[0], self._channels, value_range)
-        self._settings = pipeline[1:]
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
     @overload
@@ -314,7 +315,7 @@ class Predictor:
         if self.tile is None:
             return self._transform
         like = blank_image(data, self._sides)
-        return Compose(scaled_like(_without_labels(self._settings), like))
+        return Compose(scaled_like(self._settings, like))
 
     def _batches(self, images: Iterable[ImageLike]) -> Iterator[list[_Tile]]:
         tiles = self._tiles(images)
@@ -323,23 +324,13 @@ class Predictor:
 
     def _results(self, batches: Iterable[list[_Tile]]) -> Iterator[Segmentation]:
         for batch in batches:
-            groups: dict[str, list[_Tile]] = {}
-            for tile in batch:
-                shapes = [x.shape for x in tile.sample["inputs"]]  # of views, or of channels
-                groups.setdefault(str(shapes), []).append(tile)
-            for group in groups.values():
-                self._predict(group)
-            for tile in batch:
+            data = pseudo_collate([tile.sample for tile in batch])
+            with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
+                predictions = by_size(self.model.test_step, data)
+            for tile, prediction in zip(batch, predictions, strict=True):
+                tile.fill(prediction, self._merge)
                 if tile.last:
                     yield tile.result
-
-    def _predict(self, tiles: list[_Tile]) -> None:
-        """Predict tiles of one size together, and fill their results."""
-        data = pseudo_collate([tile.sample for tile in tiles])
-        with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
-            predictions = self.model.test_step(data)
-        for tile, prediction in zip(tiles, predictions, strict=True):
-            tile.fill(prediction, self._merge)
 
     def _tiles(self, images: Iterable[ImageLike]) -> Iterator[_Tile]:
         for image in images:

@@ -55,7 +55,6 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
     fixed: list[dict] = []
     for settings in pipeline:
         name = type_name(settings)
-        before, sample = sample, _measured(settings, sample)
         if name == "TestTimeAug":
             choices = []
             for choice in settings["transforms"]:
@@ -63,8 +62,10 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
                 for view in choice:
                     views += scaled_like([view], sample)
                 choices.append(views)
-            settings = {**settings, "transforms": choices}
-        elif "Resize" in name and (settings.get("scale") or not settings.get("scale_factor")):
+            fixed.append({**settings, "transforms": choices})
+            continue
+        before, sample = sample, _measured(settings, sample)
+        if "Resize" in name and (settings.get("scale") or not settings.get("scale_factor")):
             options = {
                 key: settings[key] for key in ("interpolation", "backend") if key in settings
             }
@@ -143,8 +144,6 @@ def _measured(settings: dict, sample: dict) -> dict:
 def _may_change_size(settings: dict) -> bool:
     """Return whether a transform resizes, has other transforms inside, or is of another package."""
     name, kind = type_name(settings), settings["type"]
-    if name == "TestTimeAug":
-        return False
     if isinstance(kind, str):
         kind = TRANSFORMS.get(kind)
     is_known = kind is not None and kind.__module__.split(".")[0] in ("mmcv", "mmseg", "mmseg_ext")

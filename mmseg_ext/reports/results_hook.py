@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_picture
-from mmseg_ext.reports.scores import class_scores
+from mmseg_ext.reports.scores import class_scores, mean_of_known
 
 RESULTS = "results.json"
 PICTURES = "examples"
@@ -94,7 +94,7 @@ class RunResultsHook(Hook):
             counts = _count(prediction, truth, classes, metric.ignore_index)
             self._confusion += counts
             iou = class_scores(counts.numpy(), metric.ignore_index)["IoU"]
-            score = math.nan if np.isnan(iou).all() else float(np.nanmean(iou))
+            score = mean_of_known(iou)
             self._scores.append(score)
             is_bad = len(self._worst) < self.examples or score < self._worst[-1].miou
             is_spread = place in np.linspace(0, len(dataset) - 1, 2 * self.examples).astype(int)

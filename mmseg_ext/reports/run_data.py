@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.checkpoint.files import best_checkpoint
-from mmseg_ext.errors import one_line
+from mmseg_ext.errors import format_error
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
-from mmseg_ext.reports.scores import class_scores
+from mmseg_ext.reports.scores import class_scores, mean_of_known
 
 COST = "cost.json"  # parameters and multiply-adds
 
@@ -50,9 +50,7 @@ class Results:
 
     @cached_property
     def miou(self) -> float:
-        if np.isnan(self.iou).all():
-            return math.nan
-        return float(np.nanmean(self.iou))
+        return mean_of_known(self.iou)
 
     @cached_property
     def class_shares(self) -> np.ndarray:
@@ -162,7 +160,7 @@ def read_run(work_dir: Path) -> Run:
     config = _newest(folder, "*/config.py") or _newest(folder, "*/vis_data/config.py")
     return Run(
         name=name,
-        config=_read(config),
+        config="" if config is None else config.read_text(errors="replace"),
         environment=environment,
         curves=curves,
         results=results,
@@ -197,7 +195,7 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
         curves, damaged = read_scalars(path.read_text(errors="replace"))
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
-        begin = _first_iteration(path.parent.parent)
+        begin = _read_object(path.parents[1] / "run.json").get("start_iteration", math.inf)
         for curve in merged.values():  # a new run, or one that resumed an earlier checkpoint
             for step in list(curve):
                 if step > begin:
@@ -219,31 +217,24 @@ def _seconds_of_training(work_dir: Path) -> float:
     return seconds
 
 
-def _first_iteration(folder: Path) -> float:
-    """Return the iteration at which a start of a run began; infinity if it is not known."""
-    return float(_facts(_newest(folder, "run.json")).get("start_iteration", math.inf))
-
-
 def _newest(work_dir: Path, pattern: str) -> Path | None:
     """Return the last file by name."""
     return max(work_dir.glob(pattern), default=None)
 
 
-def _read(path: Path | None) -> str:
-    return "" if path is None else path.read_text(errors="replace")
-
-
-def _read_object(path: Path) -> dict:
-    """Return the JSON object in a file; raise ValueError if it is damaged."""
+def _read_object(path: Path | None) -> dict:
+    """Return the JSON object in a file, empty without a file; raise ValueError if it is damaged."""
+    if path is None or not path.is_file():
+        return {}
     try:
         return dict(json.loads(path.read_text(errors="replace")))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is damaged ({one_line(error, 200)}); delete it") from error
+        raise ValueError(f"{path}: is damaged ({format_error(error)}); delete it") from error
 
 
 def _facts(path: Path | None) -> dict[str, str]:
     """Return the entries of a JSON file, such as `run.json`, the versions among them."""
-    facts = {} if path is None else _read_object(path)
+    facts = _read_object(path)
     facts |= facts.pop("versions", {})
     texts = {}
     for name, value in facts.items():
@@ -265,7 +256,7 @@ def _latest_results(work_dir: Path, name: str) -> Results | None:
             rank = not content["augmented"], float(content["time"])
             found.append((rank, _results(content, path.parent / PICTURES)))
         except (KeyError, TypeError, ValueError) as error:
-            what = one_line(f"{type(error).__name__}: {error}", 200)
+            what = format_error(error)
             raise ValueError(f"{path}: is not what a run writes ({what}); delete it") from error
     if not found:
         return None

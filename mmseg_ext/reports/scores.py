@@ -1,5 +1,6 @@
 """Scores of classes and objects, as the tables of the page, of CSV and of LaTeX."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,11 @@ def class_scores(confusion: np.ndarray, ignore_index: int = 255) -> dict[str, np
         nothing = np.full(len(hit), np.nan)
         scores[name] = np.divide(hit, pixels, out=nothing, where=counts & (pixels > 0))
     return scores
+
+
+def mean_of_known(scores: np.ndarray) -> float:
+    """Return the mean of the scores that are not NaN; NaN if there are none."""
+    return math.nan if np.isnan(scores).all() else float(np.nanmean(scores))
 
 
 class Table(NamedTuple):

@@ -103,6 +103,7 @@ def test_all_readers_agree(kind, tmp_path, capsys, monkeypatch):
 
     example, seen = runpy.run_path(EXAMPLE), []
     metadata = dict(channels=3, value_range=None, rgb_bands=[1, 2, 3], dynamic=True, scale=None)
+    metadata |= dict(classes=["background", "object"])
     metadata |= dict(keep_ratio=True, palette=np.zeros((2, 3), np.uint8), scale_factor=None)
     metadata |= dict(image_sides=None, window=None, stride=None)
     network = lambda x: seen.append(x[0]) or x[:, :2]  # noqa: E731

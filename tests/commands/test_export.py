@@ -21,6 +21,7 @@ from mmseg_ext.inference.export import (  # the command takes only configs
     random_images,
     relative_difference,
 )
+from mmseg_ext.inference.objects import NO_OBJECTS
 from mmseg_ext.layers import ManhattanAttention
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
@@ -171,6 +172,14 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         assert example() == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and told in error
+
+
+def test_the_example_colors_the_classes_that_overlays_color():
+    classes = ["nucleus", *NO_OBJECTS]
+    metadata = dict(classes=classes, palette=np.full((4, 3), 50, np.uint8))
+    picture = np.full((1, 4, 3), 100, np.uint8)
+    shown = runpy.run_path(EXAMPLE)["draw_overlay"](metadata, picture, np.arange(4)[None])
+    assert np.asarray(shown)[0].tolist() == [[75] * 3, [100] * 3, [100] * 3, [100] * 3]
 
 
 RESIZED = dict(scale=[48, 36], scale_factor=None, keep_ratio=True, mean=[10, 20, 30])

@@ -15,8 +15,8 @@ from mmseg.registry import DATASETS, MODELS
 from mmseg_ext.engine import PortableAmpOptimWrapper
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.build_errors import explained
-from mmseg_ext.engine.config import format_error, load_config, unread_keys
-from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.engine.config import load_config, unread_keys
+from mmseg_ext.errors import LaunchError, RunError, format_error
 from tests.engine.runs import CONFIGS, write_config
 from tests.messages import check_message, lines_with, raises_message
 

@@ -84,7 +84,7 @@ def test_a_fast_predictor_leaves_the_model_alone():
         fast_copy(mmseg_ext.get_model(CONFIG, type="EncoderDecoder"))
 
 
-def test_sizes_that_repeat_are_captured_at_their_third_use():
+def test_sizes_that_repeat_are_captured_at_their_third_use(monkeypatch):
     calls, captured = [], []
 
     def network(x):
@@ -96,7 +96,8 @@ def test_sizes_that_repeat_are_captured_at_their_third_use():
         own = x.clone()
         return own, lambda: function(own)
 
-    graphs = Graphs(network, capture)
+    monkeypatch.setattr("mmseg_ext.inference.fast_copy.capture", capture)
+    graphs = Graphs(network)
     for use in range(1, 5):
         for side in range(1, GRAPHS + 3):
             x = torch.full((side, side), use)
