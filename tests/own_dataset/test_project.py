@@ -635,6 +635,21 @@ def test_black_and_white_masks(kind, tmp_path, capsys):
         assert "--binary" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("colors", [[0, 255], [0, 0]])
+def test_black_objects_on_a_transparent_background_are_noted(colors, tmp_path, capsys):
+    """Both are black, so the objects would vanish without a word."""
+    for i in range(3):
+        label = scene(i)[0]
+        gray, alpha = np.array([9, *colors], np.uint8)[label], 255 * (label > 0).astype(np.uint8)
+        save(tmp_path / f"masks/{i}.png", np.dstack([gray, gray, gray, alpha]))
+    save_images(tmp_path / "images", 3)
+    status = run(tmp_path)
+    captured = capsys.readouterr()
+    assert status == (0 if any(colors) else 1)
+    (line,) = lines_with(captured.out + captured.err, "transparent")
+    assert "masks/0.png" in line
+
+
 def test_transparent_pixels_are_background(tmp_path):
     """An eraser leaves white or any color under alpha 0; a color or index can be transparent."""
     for i in range(4):
