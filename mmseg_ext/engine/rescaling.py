@@ -55,7 +55,8 @@ def _set_iterations(cfg: Config, iterations: int) -> None:
         if "begin" in scheduler:
             scheduler["begin"] = begin
         if "end" in scheduler:
-            scheduler["end"] = max(round(scheduler["end"] * factor), begin + 1)
+            # With a single iteration, LinearLR would leave the rate at its start_factor.
+            scheduler["end"] = max(round(scheduler["end"] * factor), begin + 2)
 
 
 def _set_size(cfg: Config, size: int) -> None:

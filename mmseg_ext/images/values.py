@@ -146,10 +146,11 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
             low, high = known.min(), known.max()
         outside = known.size < values.size or low < 0 or high > 1
         if white is None or (floats and outside):
-            raise ValueError(
-                f"has {values.dtype} values from {low:g} to {high:g}, and it is unknown which are "
-                f"black and white; {_hint(low, high)}"
-            )
+            found = f"has {values.dtype} values from {low:g} to {high:g}"
+            if low >= 0 and (known == known.round()).all():  # black may not be in this image
+                low, high = 0, 2 ** max(8, int(high).bit_length()) - 1
+            unknown = "and it is unknown which are black and white"
+            raise ValueError(f"{found}, {unknown}; {_hint(low, high)}")
         limits = (0, white)
     pairs = np.array(limits, dtype=float).reshape(-1, 2)
     if len(pairs) not in (1, values.shape[2]) or not (pairs[:, 0] < pairs[:, 1]).all():

@@ -177,8 +177,8 @@ class Predictor:
         model: a segmentor of `get_model`, or of mmsegmentation's `init_model`; or what `get_model`
             builds one from: a name, the path of a config, or a config. A name alone has this
             project's weights.
-        tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`. A
-            path in this place is `weights`: `Predictor("config.py", "iter_600.pth")`.
+        weights_or_tta: `weights`, as in `Predictor("config.py", "iter_600.pth")`, or `tta`.
+        tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`.
         weights, device: of `get_model`, if `model` is not a segmentor.
         batch_size: images, or tiles, that run together if the pipeline gives them one size.
         scores: add `scores` to the results; with 150 classes they are 300 bytes per pixel.
@@ -200,14 +200,15 @@ class Predictor:
     Raises:
         ValueError: for `amp` on a device without bfloat16, for `fast` with another segmentor than
             `StripEncoderDecoder`, for an overlap that does not fit, for `weights` or `device` with
-            a segmentor, and as `get_model`.
+            a segmentor, for two weights, and as `get_model`.
     """
 
     def __init__(
         self,
         model: nn.Module | str | Path | Config,
-        tta: bool | str | Path = False,
+        weights_or_tta: bool | str | Path = False,
         *,
+        tta: bool = False,
         weights: str | Path | None = None,
         device: str | torch.device | None = None,
         batch_size: int = 1,
@@ -220,9 +221,12 @@ class Predictor:
         urls: bool = False,
         value_range: ValueRange | None = None,
     ):
-        if isinstance(tta, str | Path):
-            weights = tta
-            tta = False
+        if isinstance(weights_or_tta, bool):
+            tta = tta or weights_or_tta
+        elif weights is not None:
+            raise ValueError(f"weights: {weights_or_tta} and {weights}; pass one of them")
+        else:
+            weights = weights_or_tta
         if not isinstance(model, nn.Module):
             model = get_model(model, weights is None, weights, device or "cpu")
         elif weights is not None or device is not None:

@@ -44,6 +44,7 @@ class ReadPair:
     pair: Pair
     photo: Photo
     annotation: StoredMap
+    is_turned: bool = False  # whether the annotation is turned as the photo's file
 
 
 def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
@@ -64,6 +65,35 @@ def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
     else:
         found = reader.read(pair.annotation, sizes)
     return ReadPair(pair, photo, found.store(pair.annotation, file))
+
+
+def find_turned(read: Sequence[ReadPair]) -> list[str]:
+    """Set `is_turned` of the pairs, and return a note on those whose sizes do not show it.
+
+    The size of an annotation shows it for a photo on its side. Other rotated photos, such as those
+    upside down, follow these if they agree.
+    """
+    on_side, hidden = [], []
+    for part in read:
+        stored, size = part.annotation.shape, part.photo.size
+        part.is_turned = stored != size
+        if part.photo.orientation == UPRIGHT or part.pair.annotation.is_missing:
+            continue
+        if part.photo.orientation >= 5 and size[0] != size[1]:
+            on_side.append(part.is_turned)
+        else:
+            hidden.append(part)
+    if not hidden or (on_side and not any(on_side)):
+        return []
+    if on_side and all(on_side):
+        for part in hidden:
+            part.is_turned = True
+        return []
+    return [
+        f"{len(hidden)} photos have an EXIF orientation that the sizes of their annotations do not "
+        f"show, such as {hidden[0].pair.image}; the annotations are not turned; if they do not fit "
+        "in preview.png, remove the orientation, such as with exiftool -Orientation= FILE"
+    ]
 
 
 def _read_photo(path: Path) -> Photo:
@@ -127,8 +157,7 @@ def write_pair(
         path.unlink()
     _write_image(read.pair, read.photo, target)
     label = table[read.annotation.load()]  # (H, W)
-    is_turned = read.photo.orientation != UPRIGHT and label.shape != read.photo.size
-    if is_turned:
+    if read.is_turned:
         label = declared(label, orientation=read.photo.orientation).upright().values[..., 0]
     with atomic_write(label_file(data, split, read.pair.name)) as part:
         Image.fromarray(label).save(part, "PNG")
@@ -140,7 +169,11 @@ def _write_image(pair: Pair, photo: Photo, target: Path) -> None:
         with any_size():
             image = Image.open(pair.image)
         with image, atomic_write(target) as part:
-            ImageOps.exif_transpose(image).save(part, image.format, quality=95)
+            # The best quality: `image_demo` reads the original.
+            options: Any = {"quality": 100, "subsampling": 0}
+            if image.format == "WEBP":
+                options = {"lossless": True}
+            ImageOps.exif_transpose(image).save(part, image.format, **options)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

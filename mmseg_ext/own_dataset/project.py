@@ -26,6 +26,7 @@ from mmseg_ext.own_dataset.conversion import (
     class_table,
     count_classes,
     earlier_images,
+    find_turned,
     image_file,
     label_file,
     read_pair,
@@ -95,6 +96,7 @@ def make_project(
     left_out += unlisted
     with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
         read, problems = _read_pairs(pairs, reader, Path(maps))
+        turned_notes = find_turned(read)
         legend = _describe(reader, read, problems)
         found = _choose_classes(data, legend, reader, classes, ignored)
         usable = _convert(read, legend, found, problems)
@@ -114,7 +116,7 @@ def make_project(
         left_out=left_out,
         example=(pairs[0].image, *pairs[0].annotation.paths),
         earlier=_only_earlier(usable, splits.of_pairs, data),
-        notes=found.notes + list_notes + splits.notes + dead_links,
+        notes=turned_notes + found.notes + list_notes + splits.notes + dead_links,
     )
 
 

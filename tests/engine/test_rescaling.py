@@ -4,7 +4,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.registry import PARAM_SCHEDULERS
 
 from mmseg_ext import commands
 from mmseg_ext.engine.build import build_test_runner
@@ -37,12 +39,29 @@ def schedule(cfg) -> list:
         ("ea_r101_ade20k_160k", 320000, [320000, 32000, 32000, (0, 320000)]),
         ("ea_r101_voc_45k", 4500, [4500, 60, 300, (0, 4500)]),
         ("upernet_deepvit_s_ade20k_160k", 1600, [1600, 160, 160, (0, 15), (15, 1600)]),
-        ("upernet_deepvit_s_ade20k_160k", 20, [20, 2, 2, (0, 1), (0, 20)]),
-        ("upernet_deepvit_s_ade20k_160k", 1, [1, 1, 1, (0, 1), (0, 1)]),
+        ("upernet_deepvit_s_ade20k_160k", 20, [20, 2, 2, (0, 2), (0, 20)]),
+        ("upernet_deepvit_s_ade20k_160k", 1, [1, 1, 1, (0, 2), (0, 2)]),
     ],
 )
 def test_schedules_keep_their_shares(name, iterations, expected):
     assert schedule(train_config(name, iterations=iterations)) == expected
+
+
+@pytest.mark.parametrize("iterations", [3, 12, 150, 170, 1000])
+def test_a_short_warm_up_ends(iterations):
+    """Its shares are 0.03 to 9.4 iterations; the rate stayed at its start, 1e-6 of the rate."""
+    cfg = train_config("upernet_deepvit_s_ade20k_160k", iterations=iterations)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedulers = []
+    for settings in cfg.param_scheduler:
+        schedulers.append(PARAM_SCHEDULERS.build({**settings, "optimizer": optimizer}))
+    rates = []
+    for _ in range(iterations):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        for scheduler in schedulers:
+            scheduler.step()
+    assert max(rates) > 0.4 and rates[0] < 1e-5
 
 
 def test_other_lengths_of_schedulers(tmp_path):

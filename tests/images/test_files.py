@@ -170,9 +170,12 @@ REFUSED = {
     "has int16 values from -700 to 1850, .* --value-range -700 1850 ": tiff(
         np.clip(SIGNED[..., :3], -700, 1850), photometric="rgb"
     ),
-    "has float32 values from .* value_range=": tiff(RGB.astype(F32), photometric="rgb"),
+    "has float32 values from .* --value-range 0 255 ": tiff(RGB.astype(F32), photometric="rgb"),
     r"has float64 values .* --value-range 0\.25 3 ": tiff(np.array([[np.nan, 0.25], [np.inf, 3]])),
-    "has uint32 values from .* value_range=": tiff(GRAY.astype(np.uint32)),
+    "has uint32 values from .* --value-range 0 255 ": tiff(GRAY.astype(np.uint32)),
+    # This image may have no black and no white pixel.
+    "has float32 values from 20 to 230, .* --value-range 0 255 ": tiff(np.array([[20, 230]], F32)),
+    "has int32 values from 300 to 900, .* 0 1023 ": tiff(np.array([[300, 900]], "i4")),
     "has values of complex64; save": tiff(GRAY.astype(np.complex64)),
     "has 2 bands, but the network takes 3; .*in_channels=2": tiff(NOISE[..., :2], **CONTIG),
     "has 4 bands, but the network takes 3; ": tiff(

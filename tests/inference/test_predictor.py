@@ -84,7 +84,16 @@ def test_a_name_or_a_config_is_as_good_as_a_model(model, images, tmp_path, monke
     labels = mmseg_ext.Predictor(model)(images[0]).labels
     for path in (file, str(file)):
         assert (mmseg_ext.Predictor(CONFIG, path)(images[0]).labels == labels).all()
-    assert isinstance(mmseg_ext.Predictor(CONFIG, True, weights=file).model, StreamingSegTTAModel)
+    for arguments, more in (
+        ([CONFIG, True], {"weights": file}),
+        ([CONFIG, file], {"tta": True}),
+        ([CONFIG], {"weights": file, "tta": True}),
+        ([model], {"tta": True}),
+        ([model, True], {}),
+    ):
+        assert isinstance(mmseg_ext.Predictor(*arguments, **more).model, StreamingSegTTAModel)
+    with raises_message(ValueError, "other.pth", where="weights", todo=True):
+        mmseg_ext.Predictor(CONFIG, file, weights="other.pth")
     with raises_message(ValueError, where="ea_r18_shapes: ", todo="weights=FILE"):
         mmseg_ext.Predictor(CONFIG)
     own = tmp_path / "own.py"

@@ -65,6 +65,15 @@ def test_pictures_keep_their_proportions_and_do_not_overlap(tmp_path, figures):
         assert top < y * taken.shape[0] < top + 10
 
 
+@pytest.mark.parametrize("size", [(30, 40), (40, 40), (36, 64)])
+def test_rows_of_common_photos_are_full(size, tmp_path, figures):
+    masks = {f"photo{i}": halves(i, size) for i in range(9)}
+    assert new_project(tmp_path, masks) == 0
+    (figure,) = figures
+    right = max(image.ox + image.get_size()[1] for image in figure.images)
+    assert right > 0.85 * figure.bbox.width
+
+
 def test_the_legend_has_ignored_only_if_a_picture_shows_it(tmp_path, figures):
     masks = {f"photo{i}": halves(i) for i in range(4)}
     assert new_project(tmp_path / "all", masks, "--classes", "left", "right") == 0

@@ -635,6 +635,21 @@ def test_black_and_white_masks(kind, tmp_path, capsys):
         assert "--binary" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("colors", [[0, 255], [0, 0]])
+def test_black_objects_on_a_transparent_background_are_noted(colors, tmp_path, capsys):
+    """Both are black, so the objects would vanish without a word."""
+    for i in range(3):
+        label = scene(i)[0]
+        gray, alpha = np.array([9, *colors], np.uint8)[label], 255 * (label > 0).astype(np.uint8)
+        save(tmp_path / f"masks/{i}.png", np.dstack([gray, gray, gray, alpha]))
+    save_images(tmp_path / "images", 3)
+    status = run(tmp_path)
+    captured = capsys.readouterr()
+    assert status == (0 if any(colors) else 1)
+    (line,) = lines_with(captured.out + captured.err, "transparent")
+    assert "masks/0.png" in line
+
+
 def test_transparent_pixels_are_background(tmp_path):
     """An eraser leaves white or any color under alpha 0; a color or index can be transparent."""
     for i in range(4):
@@ -1206,6 +1221,44 @@ def test_photos_become_upright(tag, upright, suffix, tmp_path, capsys):
         assert np.array_equal(np.array(image)[..., 0], label * 80)
     height, width = turned.shape
     assert f"train: 1 pairs, {width}x{height} (1)," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_side", ["stored", "upright", "none"])
+def test_photos_on_their_side_show_how_other_masks_are_turned(on_side, tmp_path, capsys):
+    """Sizes show it for tag 6 only; the same tool drew the masks of photos upside down."""
+    expected = {}
+    for i, tag in enumerate((1, 3, 3, 6)):
+        if tag == 6 and on_side == "none":
+            continue
+        path, label = tmp_path / f"images/{i}.png", scene(i)[0]
+        save(path, np.stack([label * 80] * 3, 2), orientation=tag)
+        upright = np.array(ImageOps.exif_transpose(Image.open(path)))[..., 0] // 80
+        save(tmp_path / f"masks/{i}.png", label if on_side == "stored" else upright)
+        expected[str(i)] = upright
+    assert run(tmp_path) == 0
+    for name, label in label_maps(tmp_path).items():
+        assert np.array_equal(label, expected[Path(name).name])
+    notes = lines_with(capsys.readouterr().out, "orientation")
+    assert len(notes) == (on_side == "none")
+    for note in notes:
+        assert "2 photos" in note and "images/1.png" in note
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "webp"])
+def test_upright_photos_have_the_pixels_that_predictions_see(suffix, tmp_path):
+    options = {"jpg": dict(quality=90, subsampling=0), "webp": dict(lossless=True)}[suffix]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "images").mkdir()
+    for i in range(2):
+        photo = Image.fromarray(random_image(np.random.RandomState(i), (30, 40)))
+        photo.save(tmp_path / f"images/{i}.{suffix}", exif=exif.tobytes(), **options)
+        save(tmp_path / f"masks/{i}.png", np.eye(40, 30, dtype=np.uint8))
+    assert run(tmp_path) == 0
+    for i in range(2):
+        seen = cv2.imread(str(tmp_path / f"images/{i}.{suffix}")).astype(int)
+        (copy,) = (tmp_path / "project/data/images").glob(f"*/{i}.{suffix}")
+        assert abs(cv2.imread(str(copy)) - seen).max() <= 3  # the rounding of a JPEG
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])

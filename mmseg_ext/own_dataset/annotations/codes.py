@@ -18,6 +18,10 @@ from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
 NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data
 _BLACK = COLOR << 40
+_BOTH_BLACK = (
+    "a mask has transparent and black pixels, which are one class; if black is another one, save "
+    "it in a color"
+)
 _RGB = np.array([0x10000, 0x100, 1])
 
 
@@ -73,9 +77,14 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
     if not (transparent | missing).any():
         return found
     codes = np.array(found.values)[found.indices]
+    notes = []
+    if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
+        notes.append(_BOTH_BLACK)
     codes[transparent] = _BLACK  # an eraser leaves any color
     codes[missing] = NODATA
-    return index_map(codes)
+    marked = index_map(codes)
+    marked.notes = notes
+    return marked
 
 
 def _whole_numbers(pixels: Pixels) -> np.ndarray:
