@@ -83,9 +83,7 @@ class Pixels:
         Raises:
             ValueError: if the channels do not fit, or the values need a range.
         """
-        values, count = self.values, self.values.shape[2]
-        if count != channels and self.alpha:
-            values = np.delete(values, self.alpha, axis=2)
+        values, count = self.bands(channels), self.values.shape[2]
         if values.shape[2] == 1 and channels == 3:
             values = np.repeat(values, 3, axis=2)
         if values.shape[2] != channels:
@@ -94,6 +92,12 @@ class Pixels:
                 f"that it was trained with, or train with in_channels={count} (docs/channels.md)"
             )
         return _to_bytes(values, self.white, value_range)
+
+    def bands(self, channels: int) -> np.ndarray:
+        """Return the values, (H, W, C), without declared alpha if they are not so many channels."""
+        if self.values.shape[2] == channels:
+            return self.values
+        return np.delete(self.values, self.alpha, axis=2)
 
     def dark_note(self) -> str | None:
         """Return a note if values of 16 bits use at most 14, as of scientific cameras."""
@@ -188,6 +192,10 @@ def is_deep(data: bytes) -> bool:
     return match is not None and int(match[4]) != 255
 
 
+def is_png_with_alpha(data: bytes) -> bool:
+    return data[:4] == b"\x89PNG" and data[25:26] in (b"\4", b"\6")  # with gray or colors
+
+
 def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     """Return the image in the bytes of a file; with `indices` a palette is not applied.
 
@@ -239,8 +247,10 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     kind = values.dtype.newbyteorder("=")
     if image.mode == "I" and image.format == "PNG":  # of 16 bits, in Pillow before 11.3
         kind = np.dtype(np.uint16)
-    alpha = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
-    return declared(values.astype(kind), alpha=alpha, orientation=tag, palette=palette)
+    more: dict[str, Any] = dict(orientation=tag, palette=palette)
+    more["alpha"] = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
+    more["colors"] = image.mode in ("RGB", "RGBA")
+    return declared(values.astype(kind), **more)
 
 
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
