@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,23 +44,16 @@ class SplitRule:
     lists: Mapping[str, Path] = field(default_factory=dict)  # files with the names of a split
 
 
-@dataclass
-class Splits:
-    """The splits of the pairs of a project."""
-
-    of_pairs: list[str]
-    by_name: dict[str, str]  # those that no folder names, also of earlier runs, and the fold
-    notes: list[str]
-
-
 def choose_splits(
     read: Sequence[ReadPair],
     legend: Legend,
     shares: dict[str, float],
     rule: SplitRule,
     earlier: Mapping[str, str],
-) -> Splits:
-    """Choose the splits that no folder and no list names; the `earlier` choices stay.
+) -> tuple[dict[str, str], list[str]]:
+    """Set the splits that no folder and no list names; the `earlier` choices stay.
+
+    Return what further runs need, the splits by name and the fold, and notes.
 
     `shares` are of splits without a folder or a list. If there are any, the train that these name
     is divided.
@@ -80,7 +73,7 @@ def choose_splits(
     for part in pool:
         names.append(part.pair.name)
         labels[part.pair.name] = set(map(legend.texts.__getitem__, part.annotation.values))
-        small.append(part.photo.small)
+        small.append(part.small)
     if fold:
         shares["val"] = 1 / int(fold.partition("/")[2])
     copies = list(find_copies(small))
@@ -93,13 +86,12 @@ def choose_splits(
         chosen = choose_fold(names, labels, shares.get("test", 0), earlier, groups, fold)
     else:
         chosen = choose(names, labels, shares, earlier, groups)
-    of_pairs: list[Any] = []
+    for part in pool:
+        part.pair.split = chosen[part.pair.name]
     by_name = {**earlier, **chosen}
     for part in read:
-        pair = part.pair
-        of_pairs.append(chosen[pair.name] if pair.split in divided else pair.split)
-        if pair.list_file:
-            by_name[pair.name] = of_pairs[-1]
+        if part.pair.list_file:
+            by_name[part.pair.name] = str(part.pair.split)
     if fold:
         by_name[_FOLD] = fold
     notes = []
@@ -112,7 +104,7 @@ def choose_splits(
         )
     if not rule.group:
         notes += _note_on_names(names, connect(len(names), copies))
-    return Splits(of_pairs, by_name, notes)
+    return by_name, notes
 
 
 def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
@@ -124,10 +116,10 @@ def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
     return rule.fold or before
 
 
-def write_splits(splits: Splits, data: Path) -> None:
+def write_splits(by_name: Mapping[str, str], data: Path) -> None:
     """Write the chosen splits for further runs."""
-    if splits.by_name:
-        write_text(json.dumps(splits.by_name, indent=1), data / _SPLITS_FILE)
+    if by_name:
+        write_text(json.dumps(by_name, indent=1), data / _SPLITS_FILE)
 
 
 def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[str, str]:
