@@ -13,6 +13,7 @@ import numpy as np
 
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.images.values import Pixels, is_deep, is_png_with_alpha, is_tiff
+from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.terminal import progress
 
 _IMAGES, _PIXELS = 200, 10_000  # measured of a project, and of an image
@@ -40,10 +41,10 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
         UnreadableFileError: for a damaged image.
         ValueError: if the images have different numbers of bands.
     """
-    chosen = np.unique(np.linspace(0, len(paths) - 1, _IMAGES).astype(int))
+    chosen = evenly(paths, _IMAGES)
     files: dict[Path, Pixels | None] = {}
-    for i in progress(chosen, "measuring", len(chosen)):
-        files[paths[i]] = _sample(paths[i])
+    for path in progress(chosen, "measuring", len(chosen)):
+        files[path] = _sample(path)
     alpha = _bands_in_alpha(list(files.values()))
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Pixels] = []

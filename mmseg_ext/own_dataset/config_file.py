@@ -23,7 +23,6 @@ from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.classes import IGNORED
-from mmseg_ext.own_dataset.colors import choose_colors
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
@@ -48,6 +47,11 @@ _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
 """
+# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
+_COLORS = (
+    *([80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115]),
+    *([240, 228, 66], [0, 114, 178], [213, 94, 0], [204, 121, 167]),
+)
 
 
 def write_config(
@@ -92,7 +96,9 @@ def _data_parts(project: Project) -> dict[str, Any]:
     if len(classes) == 2:
         num_classes += ", out_channels=2"  # else mmsegmentation suggests another kind of head
     splits = ", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries)
-    palette = choose_colors(len(classes), project.colors)
+    random = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
+    colors = [*_COLORS, *random][: len(classes)]  # the same ones in each project
+    palette = [project.colors.get(i, color) for i, color in enumerate(colors)]
     parts: dict[str, Any] = dict(splits=splits, palette=palette, num_classes=num_classes)
     parts["test_loader"] = ""
     if summaries[-1].split == "test":

@@ -23,7 +23,6 @@ _MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
 SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
-_BETWEEN_WORDS = re.compile(r"[\W_]+")  # the _ in instances_val
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
 _KIND = "(?:_(?:dir|png|prepped))?(?:_(?:train|val|test))?"  # masks_png, labels_train
 _MASK_NAME = re.compile(
@@ -92,7 +91,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
 
 def split_in(name: str) -> str | None:
     """Return the split that is a word of a name, or None."""
-    for word in _BETWEEN_WORDS.split(name):
+    for word in _NAME_PART.findall(name):
         if found := SPLIT_WORD.fullmatch(word):
             return found[1].lower()
     return None

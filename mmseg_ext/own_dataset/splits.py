@@ -96,7 +96,8 @@ def choose_splits(
         by_name[_FOLD] = fold
     notes = []
     copy_of = {other: i for i, others in copies for other in others if names[other] in groups}
-    for other, first in itertools.islice(copy_of.items(), 1):
+    if copy_of:
+        other, first = next(iter(copy_of.items()))
         notes.append(
             f"{len(copy_of)} of {len(pool)} images are copies of another one or nearly so, also "
             f"flipped or turned, such as {pool[other].pair.image} of {pool[first].pair.image}; "
@@ -286,33 +287,26 @@ def _pick(units: Sequence[_Unit], count: int, most: int, reached: set[str]) -> l
     for unit in units:
         left.update(unit.labels)
     reached = set(reached)
-    picked: dict[int, _Unit] = {}
-    for i, leave_last in _candidates(units, left, reached):
-        unit = units[i]
-        is_last = leave_last and any(left[label] == 1 for label in unit.labels)
+    picked: dict[str, _Unit] = {}  # by their first names
+
+    def pick(unit: _Unit, keep_last: bool) -> None:
+        nonlocal count
+        is_kept = keep_last and any(left[label] == 1 for label in unit.labels)
         has_room = len(unit.names) <= count and len(picked) < most
-        if has_room and i not in picked and not is_last:
-            picked[i] = unit
+        if has_room and not is_kept and unit.names[0] not in picked:
+            picked[unit.names[0]] = unit
             count -= len(unit.names)
-            reached |= unit.labels
+            reached.update(unit.labels)
             left.subtract(unit.labels)
-    return list(picked.values())
 
-
-def _candidates(
-    units: Sequence[_Unit], left: Mapping[str, int], reached: set[str]
-) -> Iterator[tuple[int, bool]]:
-    """Yield the indices of units, and whether the last unit with a label is to be left.
-
-    The units with a label that is not `reached` come first, rare labels before frequent ones. A
-    label that is reached in the meantime counts no more.
-    """
-    for label in sorted(left, key=lambda label: (left[label], label)):
-        for i, unit in enumerate(units):
+    for label in sorted(left, key=lambda label: (left[label], label)):  # rare ones first
+        for unit in units:
             if label in unit.labels and label not in reached:
-                yield i, True
-    yield from itertools.product(range(len(units)), [True])
-    yield from itertools.product(range(len(units)), [False])
+                pick(unit, keep_last=True)
+    for keep_last in (True, False):
+        for unit in units:
+            pick(unit, keep_last)
+    return list(picked.values())
 
 
 def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
