@@ -5,6 +5,7 @@ their names, so more images change no earlier choice. Units with a label that a 
 lacks come first. `splits.json` keeps the choice for further runs.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -29,6 +30,8 @@ from mmseg_ext.own_dataset.pairs import Pair
 _SPLITS_FILE = "splits.json"
 _FOLD = "/fold"  # in this file; no image has this name
 _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d{1,2}\)?")  # foot_1, foot (12)
+# Of frames that follow one another, half are more alike than all but 5 % of different folders'.
+_LEAST_NEIGHBORS, _FAR = 10, 95
 
 Link = tuple[int, Sequence[int]]  # the number of an image, and those of others that stay with it
 
@@ -105,6 +108,7 @@ def choose_splits(
         )
     if not rule.group:
         notes += _note_on_names(names, connect(len(names), copies))
+        notes += _note_on_videos(names, small)
     return by_name, notes
 
 
@@ -154,18 +158,53 @@ def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
     recurring: dict[str, list[int]] = defaultdict(list)
     for i, (name, fit) in enumerate(zip(names, found, strict=True)):
         recurring[fit[1] if fit and name not in stems else name].append(i)
-    several = [own for own in recurring.values() if len(set(copies[own])) > 1]
+    several = [stem for stem, own in recurring.items() if len(set(copies[own])) > 1]
     if len(several) < 2:
         return []
-    longest = found[max(several[0], key=lambda i: len(names[i]))]
-    assert longest  # the others are the stem
-    before, separator, _ = longest[1].rpartition(longest[2])
-    pattern = f"{before}{separator}*{longest[2]}"  # IMG_*_ of IMG_0012_1
-    examples = join_names([names[i] for i in several[0]], 3)
+    stem = several[0]
+    examples = [names[i] for i in recurring[stem]]
+    separator = max(examples, key=len)[len(stem) :].rstrip("0123456789)")  # _ in IMG_0012_1
+    flag = _find_flag(names, recurring, stem, separator)
     return [
-        f"{len(several)} names recur with a number, such as {examples}; if these show the same "
-        f"thing, keep them in one split with --group {shlex.quote(pattern)}"
+        f"{len(several)} names recur with a number, such as {join_names(examples, 3)}; if these "
+        f"show the same thing, keep them in one split with {flag}"
     ]
+
+
+def _note_on_videos(names: Sequence[str], small: Sequence[np.ndarray]) -> list[str]:
+    """Return a note if neighbors in folders are alike, as frames of videos and slices of scans."""
+    folder = [name.rpartition("/")[0] for name in names]
+    folders: dict[str, list[int]] = defaultdict(list)
+    near, far = [], []  # how alike neighbors are, and images of different folders
+    for i in range(len(names)):
+        other = i - len(names) // 2
+        folders[folder[i]].append(i)
+        if i and folder[i] == folder[i - 1]:
+            near.append(np.sum(small[i][0] * small[i - 1][0]))
+        if folder[i] != folder[other]:
+            far.append(np.sum(small[i][0] * small[other][0]))
+    if len(near) < _LEAST_NEIGHBORS or not far or np.median(near) < np.percentile(far, _FAR):
+        return []
+    return [
+        f"photos in {len(folders)} folders look like frames of videos; if they are, keep each "
+        f"folder in one split with {_find_flag(names, folders, folder[0], '/')}"
+    ]
+
+
+def _find_flag(
+    names: Sequence[str], groups: Mapping[str, Sequence[int]], stem: str, separator: str
+) -> str:
+    """Return the flag for `new_project` that divides all names into groups, as by this stem."""
+    wanted = connect(len(names), ((own[0], own) for own in groups.values()))
+    before, between, last = stem.rpartition(separator)  # IMG, _ and 0012
+    for start in ("", before + between, stem.rpartition("/")[2].rstrip("0123456789")):
+        for end in (separator, between + last + separator):
+            pattern = f"{start}*{end}"  # IMG_*_
+            with contextlib.suppress(ValueError):  # it fits no name, or the same part of all
+                found = connect(len(names), find_groups(names, pattern))
+                if np.array_equal(found, wanted):
+                    return f"--group {shlex.quote(pattern)}"
+    return "--split"
 
 
 class _Unit(NamedTuple):

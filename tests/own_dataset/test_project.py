@@ -855,14 +855,17 @@ def test_bad_lists_are_one_line(tmp_path, capsys):
         ("IMG_000{}", "IMG_000{}_{}", "--group 'IMG_*_'"),
         ("{}", "{} ({})", "--group '* ('"),
         ("{}-0", "{}-{}", "--group '*-'"),
+        ("K{}_crop_0", "K{}_crop_{}", "--group '*_crop_'"),
     ],
 )
 def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys):
     """Such as x, x_1 and x_2, if they are not all copies; the flag that it names works."""
     plants = {}
-    for i in range(12):
+    others = ["a_b", "a_c"] if "crop" in name else []  # which *_ would join
+    for i in range(12 + len(others)):
         own = counted.format(i // 3, i % 3) if i % 3 else name.format(i // 3)
-        plants[own] = i // 3
+        own = own if i < 12 else others[i - 12]
+        plants[own] = i // 3 if i < 12 else own
         save(tmp_path / f"images/{own}.png", random_image(np.random.RandomState(i), SIZE))
         save(tmp_path / f"masks/{own}.png", scene(i)[0])
     assert run(tmp_path) == 0
@@ -873,6 +876,39 @@ def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys)
     splits = splits_of(tmp_path)
     assert {plants[own] for own in splits["val"]}.isdisjoint(map(plants.get, splits["train"]))
     assert not lines_with(capsys.readouterr().out, "--group")
+
+
+@pytest.mark.parametrize(
+    ("folders", "flag"),
+    [
+        (["p1/seq1", "p1/seq2", "p2/seq3"], "--group 'seq*/'"),
+        (["a", "b", "c"], "--group '*/'"),
+        (["a/x", "b/x", "b/y"], "--split"),
+        (["a", "b", "c"], ""),
+    ],
+)
+def test_videos_bring_a_note(folders, flag, tmp_path, capsys):
+    """If frames that follow one another in a folder are alike; the flag that it names works."""
+    for k, folder in enumerate(folders):
+        own, noise = np.random.RandomState(k), np.random.RandomState(99 + k)
+        photo = random_image(own, SIZE)
+        for i in range(6):
+            if flag:  # else all photos differ
+                photo = (0.8 * photo + 0.2 * random_image(noise, SIZE)).astype(np.uint8)
+            else:
+                photo = random_image(noise, SIZE)
+            save(tmp_path / f"images/{folder}/{i:03d}.png", photo)
+            save(tmp_path / f"masks/{folder}/{i:03d}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "folders")
+    assert len(notes) == bool(flag)
+    for note in notes:
+        check_message(note, 3, todo=flag)
+    if "group" in flag:
+        shutil.rmtree(tmp_path / "project")
+        assert run(tmp_path, *shlex.split(flag)) == 0
+        assert not lines_with(capsys.readouterr().out, "folders")
+        assert len({str(Path(name).parent) for name in label_maps(tmp_path)}) == 3
 
 
 def test_names_that_count_all_photos_bring_no_note(tmp_path, capsys):
