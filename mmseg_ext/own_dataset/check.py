@@ -283,7 +283,10 @@ def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print pairs and image sizes of each split, and a table of the classes."""
     for summary in summaries:
-        _print_counts(summary)
+        share = summary.ignored / _all_pixels(summary)
+        sizes = [f"{width}x{height} ({n:,})" for (width, height), n in summary.sizes.most_common()]
+        counts = f"{summary.pairs:,} pairs, {join_names(sizes)}, {share:.2%}"
+        print(f"{summary.split}: {counts} of the pixels ignored")
     Console(width=None if sys.stdout.isatty() else 160).print(_class_table(summaries))
 
 
@@ -313,14 +316,6 @@ def summary_notes(
 def _all_pixels(summary: Summary) -> int:
     """Return the number of pixels, also of ignored ones; 1 if there are none."""
     return max(1, summary.ignored + int(summary.pixels.sum()))
-
-
-def _print_counts(summary: Summary) -> None:
-    split, share = summary.split, summary.ignored / _all_pixels(summary)
-    sizes = [f"{width}x{height} ({n:,})" for (width, height), n in summary.sizes.most_common()]
-    print(
-        f"{split}: {summary.pairs:,} pairs, {join_names(sizes)}, {share:.2%} of the pixels ignored"
-    )
 
 
 def _class_table(summaries: Sequence[Summary]) -> Table:

@@ -42,6 +42,10 @@ _TILES = dict(
     cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
     test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
 )
+_RANGE = """\
+# The values of each band that become 0 and 255, measured in training images.
+load["value_range"] = {}
+"""
 _IOU = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
@@ -134,18 +138,23 @@ def _channel_parts(
     channels: Channels | None, rgb_bands: Sequence[int] | None, start: Start
 ) -> dict[str, Any]:
     """Return the parts about the bands of the images; None means photos."""
-    if channels is None:
-        parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]))
-    else:
-        load = f'dict(type="CheckedLoadImage", channels={channels.count})'
-        parts = dict(load=load, mean=channels.mean, std=channels.std)
-    parts["bands"] = _bands(channels, rgb_bands)
-    if channels is None or channels.count == 3:
-        distortion, preprocessor, in_channels = _DISTORTION, "SegDataPreProcessor", ""
-    else:
-        distortion, preprocessor = "", "BandDataPreProcessor"
-        in_channels = f" in_channels={channels.count},"
-    return dict(parts, distortion=distortion, preprocessor=preprocessor, in_channels=in_channels)
+    parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]), bands="")
+    parts |= dict(distortion=_DISTORTION, preprocessor="SegDataPreProcessor", in_channels="")
+    if channels:
+        count = channels.count
+        parts["load"] = f'dict(type="CheckedLoadImage", channels={count})'
+        parts |= dict(mean=channels.mean, std=channels.std)
+        if channels.value_range:
+            parts["bands"] = _RANGE.format(channels.value_range)
+        if count != 3:
+            parts |= dict(distortion="", preprocessor="BandDataPreProcessor")
+            parts["in_channels"] = f" in_channels={count},"
+        if channels.colors and count > 3:
+            rgb_bands = rgb_bands or (1, 2, 3)
+    if rgb_bands:
+        shown = list(rgb_bands)
+        parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
+    return parts
 
 
 def _network_parts(start: Start) -> dict[str, Any]:
@@ -253,19 +262,6 @@ def _count_narrow(label: np.ndarray, side: int, classes: int) -> np.ndarray:
         wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
         counts[:, i] = part.sum(), (part > wide).sum()
     return counts
-
-
-def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:
-    """Return the lines about the range of the bands, and about those that pictures show."""
-    lines = ""
-    if channels and channels.value_range:
-        lines = "# The values of each band that become 0 and 255, measured in training images.\n"
-        lines += f'load["value_range"] = {channels.value_range}\n'
-    if channels and channels.colors and channels.count > 3:
-        rgb_bands = rgb_bands or (1, 2, 3)
-    if rgb_bands:
-        lines += f"rgb_bands = {list(rgb_bands)}  # in pictures: the file's bands, from 1 on\n"
-    return lines
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:

@@ -221,6 +221,10 @@ def test_nothing_is_lost(tmp_path, capsys):
     left_out = ["alone_mask", "broken_mask", "empty", "jpeg_mask", "no_mask", "size_mask"]
     assert sorted(Path(line.partition(": ")[0]).stem for line in lines) == left_out
     assert any("jpeg_mask.png: cannot be read (JPEG" in line for line in lines)
+    assert any(
+        line.endswith("broken_mask.png: cannot be read (does not decode (4 bytes))")
+        for line in lines
+    )
     output = capsys.readouterr().out
     assert output.count("left out: ") == 5 + 1 and lines_with(output, "6 files", "left_out.txt")
     assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
@@ -567,6 +571,38 @@ def test_masks_of_other_sizes_in_the_same_proportions_are_resized(kind, tmp_path
     assert lines_with(output, "note: ", "resized")
     for name, (height, width) in list(sizes.items())[4:]:
         assert lines_with(output, "left out", f"{name}.png", f"{width}x{height}")
+
+
+def numbered(kind: str, i: int) -> np.ndarray:
+    """Return a mask of twelve regions with a number each, as public data have it."""
+    numbers = np.zeros((60, 60), np.uint16)
+    for k in range(1, 13):
+        numbers[4 * k : 4 * k + 3, k : 30 + k] = k
+    random = np.random.RandomState(i)
+    if kind == "colors":
+        colors = random.randint(1, 256, (13, 3)) * (np.arange(13) > 0)[:, None]
+        return colors.astype(np.uint8)[numbers]
+    if kind == "KITTI":  # seven classes of stuff in several regions, and cars
+        numbers[:, 50::2] = 5
+        return np.where(numbers > 6, 26 * 256 + numbers + i % 2, numbers * 256)
+    if kind == "classes":
+        numbers[:, 40:] = random.permutation(12).repeat(5)[:, None]
+        numbers[:, ::2] = 0
+    return numbers.astype(np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["colors", "KITTI", "equal numbers", "classes"])
+def test_values_that_perhaps_number_objects_are_a_note(kind, tmp_path, capsys):
+    """Of every image; it is no error, because they can be classes, and --classes names these."""
+    for i in range(4):
+        save(tmp_path / f"images/{i}.png", random_image(np.random.RandomState(i), (60, 60)))
+        save(tmp_path / f"masks/{i}.png", numbered(kind, i))
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "--objects")
+    assert len(notes) == (kind != "classes")
+    for note in notes:
+        values = {"colors": 49, "KITTI": 14, "equal numbers": 13}
+        check_message(note, values[kind], todo="--objects")
 
 
 def test_values_that_count_no_objects(tmp_path, capsys):

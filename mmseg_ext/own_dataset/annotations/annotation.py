@@ -51,7 +51,7 @@ def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         where = f"{path}: {image_name}" if image_name else str(path)
-        reason = str(error)
+        reason = str(error).removeprefix(f"{path}: ")
         if not isinstance(error, (ValueError, OSError)):  # such as KeyError('shapes')
             reason = f"{error!r}; docs/own_dataset.md shows which formats can be read"
         problem = format_of(path, flag) or f"cannot be read ({reason})"

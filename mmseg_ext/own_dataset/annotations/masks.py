@@ -43,7 +43,8 @@ _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
 _BLENDS = 3  # values; fewer can be classes at borders
 _SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
-_MASKS_LOOKED_AT = 8  # to find out whether values number objects
+_MASKS_LOOKED_AT, _VALUES_LOOKED_AT = 8, 50  # of a mask, to find out whether they number objects
+_CERTAIN, _PERHAPS = "certain", "perhaps"
 OBJECT = "object"
 OBJECT_VALUES = ("no object", OBJECT, "border")
 
@@ -86,7 +87,8 @@ class Masks(Reader):
             if text.startswith("#"):
                 colors.setdefault(text, list(bytes.fromhex(text[1:])))
         legend = Legend(labels, texts, colors, notes=notes, names=names)
-        if not colored and _number_objects(maps):
+        counted = _count_objects(maps, number_of)
+        if counted == _CERTAIN:
             text = (
                 f"the values up to {max(labels)} seem to number objects, because each is one "
                 "region and images have different ones; use --objects"
@@ -98,6 +100,11 @@ class Masks(Reader):
                 legend.problem = f"{path}: {text}, or name the classes with --classes"
         else:
             legend.hint = _hint_at_blends(labels, texts, maps, number_of)
+        if counted == _PERHAPS and not legend.hint and not names:
+            legend.hint = (
+                f"the {len(labels)} values are perhaps numbers or colors of objects, because most "
+                "are one region in a mask, or above 255; if they are, use --objects"
+            )
         if NODATA in every:
             labels[-1] = texts[NODATA] = self.ignored[0]
         return legend
@@ -209,23 +216,41 @@ def _hint_at_blends(
     )
 
 
-def _number_objects(maps: Sequence[StoredMap]) -> bool:
-    """Return whether values count from 1, or are in few masks, and each is one region."""
-    numbers_of_maps = [set(map(index_of, part.values)) - {0} for part in maps]
-    counts = list(map(len, numbers_of_maps))
+def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
+    """Return whether values number objects, each in one region: `_CERTAIN`, `_PERHAPS` or nothing.
+
+    Gray values do if they count from 1, or are in few masks, and masks have different ones. Many
+    values can do if they are above 255, in few masks, or the same in all masks.
+    """
+    numbers_of_maps = [set(map(number_of, part.values)) - {0} for part in maps]
+    counts = np.array(list(map(len, numbers_of_maps)))
     every: set[int] = set().union(*numbers_of_maps)
-    several = np.flatnonzero(np.array(counts) > 1).tolist()
-    images_are_equal = len(set(counts)) < 2
-    if images_are_equal or len(every) < _FEW or not several:
-        return False
-    counted = sum(max(numbers_of_maps[i]) == counts[i] for i in several)
-    if counted <= 0.9 * len(several) and sum(counts) >= 2 * len(every):
-        return False
-    regions = objects = 0
-    for i in evenly(several, _MASKS_LOOKED_AT):
-        numbers = index_of(np.array(maps[i].values)).astype(np.uint16)
-        mask = numbers[maps[i].load()]  # (H, W)
-        for number in numbers_of_maps[i]:
-            regions += cv2.connectedComponents((mask == number).view(np.uint8))[0] - 1
-            objects += 1
-    return regions <= 1.2 * objects
+    several = np.flatnonzero(counts > 1).tolist()
+    if len(every) < _FEW or not several:
+        return ""
+    some = [maps[i] for i in several]
+    is_gray, differ = number_of is index_of, len(set(counts)) > 1
+    from_one = sum(max(numbers_of_maps[i]) == counts[i] for i in several) > 0.9 * len(several)
+    in_few = counts.sum() < 2 * len(every)
+    in_all = counts.sum() == len(maps) * len(every)
+    are_numbers = is_gray and differ and (from_one or in_few)
+    if are_numbers and _count_regions(some, number_of).mean() <= 1.2:
+        return _CERTAIN
+    if len(every) < _MANY:
+        return ""
+    if is_gray and max(every) > 255:  # as 26001 is a car
+        return _PERHAPS
+    if (in_few or in_all) and (_count_regions(some, number_of) == 1).mean() > 0.6:
+        return _PERHAPS
+    return ""
+
+
+def _count_regions(maps: Sequence[StoredMap], number_of: Callable) -> np.ndarray:
+    """Return the number of regions of each value but 0 in some masks, (N,)."""
+    regions = []
+    for part in evenly(maps, _MASKS_LOOKED_AT):
+        numbers = number_of(np.array(part.values)).astype(np.int32)
+        mask = numbers[part.load()]  # (H, W)
+        for number in evenly(sorted({*numbers.tolist()} - {0}), _VALUES_LOOKED_AT):
+            regions.append(cv2.connectedComponents((mask == number).view(np.uint8))[0] - 1)
+    return np.array(regions)
