@@ -275,8 +275,8 @@ def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
             copy, original = copies[0]
             yield (
                 f"{split}: note: {len(copies)} of {summary.pairs} images are copies of training "
-                f"images or nearly so, also flipped or turned, such as {copy['img_path']} of "
-                f"{original['img_path']}; the score will be too high"
+                "images, also flipped or turned, or as alike as photos of a fixed camera: compare "
+                f"{copy['img_path']} and {original['img_path']}; copies make the score too high"
             )
 
 

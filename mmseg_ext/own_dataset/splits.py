@@ -102,9 +102,9 @@ def choose_splits(
     if copy_of:
         other, first = next(iter(copy_of.items()))
         notes.append(
-            f"{len(copy_of)} of {len(pool)} images are copies of another one or nearly so, also "
-            f"flipped or turned, such as {pool[other].pair.image} of {pool[first].pair.image}; "
-            "copies are kept in one split"
+            f"{len(copy_of)} of {len(pool)} images are copies of another one, also flipped or "
+            f"turned, or nearly as alike, such as {pool[other].pair.image} of "
+            f"{pool[first].pair.image}; these are kept in one split"
         )
     if not rule.group:
         notes += _note_on_names(names, connect(len(names), copies))
