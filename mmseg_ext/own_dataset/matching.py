@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.images.files import files_below
 from mmseg_ext.images.values import IMAGE_SUFFIXES
+from mmseg_ext.own_dataset.annotations.formats import require_no_other
 
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
 _TEXT_SUFFIXES = (".json", ".geojson", ".txt")
@@ -70,7 +71,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     deeper folders count, too, and the part that fits the last * is the name.
 
     Raises:
-        ValueError: if there is no such folder.
+        ValueError: if there is no such folder, or it has files of another format instead.
     """
     parts = folder.parts
     fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
@@ -86,6 +87,8 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
         if path.suffix.lower() in suffixes and relative.match(pattern):
             name = path.name.removeprefix(start).removesuffix(end) or path.name
             keys[path] = key_of(relative.with_name(name))
+    if not keys and pattern == "*":
+        require_no_other(folder)
     return keys
 
 

@@ -13,7 +13,7 @@ from mmseg_ext.errors import join_names
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.class_masks import problem_of
-from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
+from mmseg_ext.own_dataset.annotations.formats import format_of
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.matching import (
     Key,
@@ -64,8 +64,6 @@ def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
     of_kind = [annotation for annotation in annotations if is_of_kind(annotation.path)]
     annotations = of_kind or annotations
     images = keyed_files(folder)
-    if not images:
-        require_no_other(folder)
     found = set(filter(is_of_kind, filter(is_source, images)))
     masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
     kept = found - masks

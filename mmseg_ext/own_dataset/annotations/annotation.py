@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmseg_ext.errors import LabelError
-from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
+from mmseg_ext.own_dataset.annotations.formats import format_of
 from mmseg_ext.own_dataset.matching import Key, keyed_files
 
 BACKGROUND = "background"
@@ -30,10 +30,7 @@ class Annotation(NamedTuple):
 
 def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]:
     """Return each file below a folder, or of a pattern, as an annotation; see `keyed_files`."""
-    found = keyed_files(folder, suffixes)
-    if not found:
-        require_no_other(folder)
-    return [Annotation(key, (path,)) for path, key in found.items()]
+    return [Annotation(key, (path,)) for path, key in keyed_files(folder, suffixes).items()]
 
 
 def path_of_name(name: str) -> Path:

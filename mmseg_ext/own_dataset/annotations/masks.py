@@ -87,24 +87,7 @@ class Masks(Reader):
             if text.startswith("#"):
                 colors.setdefault(text, list(bytes.fromhex(text[1:])))
         legend = Legend(labels, texts, colors, notes=notes, names=names)
-        counted = _count_objects(maps, number_of)
-        if counted == _CERTAIN:
-            text = (
-                f"the values up to {max(labels)} seem to number objects, because each is one "
-                "region and images have different ones; use --objects"
-            )
-            if len(labels) < _MANY:
-                legend.hint = text
-            else:
-                path = maps[0].annotation.path
-                legend.problem = f"{path}: {text}, or name the classes with --classes"
-        else:
-            legend.hint = _hint_at_blends(labels, texts, maps, number_of)
-        if counted == _PERHAPS and not legend.hint and not names:
-            legend.hint = (
-                f"the {len(labels)} values are perhaps numbers or colors of objects, because most "
-                "are one region in a mask, or above 255; if they are, use --objects"
-            )
+        _add_hint(legend, maps, number_of)
         if NODATA in every:
             labels[-1] = texts[NODATA] = self.ignored[0]
         return legend
@@ -181,13 +164,32 @@ def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return colors
 
 
-def _hint_at_blends(
-    labels: Mapping[int, str],
-    texts: Mapping[int, str],
-    maps: Sequence[StoredMap],
-    number_of: Callable,
-) -> str:
+def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> None:
+    """Add what values can be instead of classes: numbers of objects, or blends of other values."""
+    count = len(legend.labels)
+    objects = _count_objects(maps, number_of)
+    if objects == _CERTAIN:
+        text = (
+            f"the values up to {max(legend.labels)} seem to number objects, because each is one "
+            "region and images have different ones; use --objects"
+        )
+        if count < _MANY:
+            legend.hint = text
+        else:
+            path = maps[0].annotation.path
+            legend.problem = f"{path}: {text}, or name the classes with --classes"
+        return
+    legend.hint = _hint_at_blends(legend, maps, number_of)
+    if objects == _PERHAPS and not legend.hint and not legend.names:
+        legend.hint = (
+            f"the {count} values are perhaps numbers or colors of objects, because most are one "
+            "region in a mask, or above 255; if they are, use --objects"
+        )
+
+
+def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> str:
     """Return a hint if values are mostly between others, as interpolation makes them at borders."""
+    labels, texts = legend.labels, legend.texts
     if len(labels) < _BLENDS + 2:
         return ""
     pixels: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # all, and between others

@@ -7,7 +7,7 @@ last one is read. The classes of a project are chosen from these texts.
 """
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -72,16 +72,14 @@ class Reader:
 
 def notes_of(maps: Sequence[StoredMap]) -> list[str]:
     """Return a line for each different note of the index maps, with its number."""
-    count: Counter[str] = Counter()
-    first: dict[str, Any] = {}
+    noted: dict[str, list[Annotation]] = defaultdict(list)
     for part in maps:
-        count.update(part.notes)
         for note in part.notes:
-            first.setdefault(note, part.annotation)
+            noted[note].append(part.annotation)
     lines = []
-    for note, times in count.items():
-        where = f"{first[note].path} {first[note].image_name}".rstrip()
-        lines.append(f"{note} ({times} in all, the first in {where})")
+    for note, annotations in noted.items():
+        where = f"{annotations[0].path} {annotations[0].image_name}".rstrip()
+        lines.append(f"{note} ({len(annotations)} in all, the first in {where})")
     return lines
 
 
