@@ -31,10 +31,11 @@ from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import inner_datasets
 from mmseg_ext.errors import SHOWN, LabelError, LaunchError, UnreadableFileError, join_names
 from mmseg_ext.images.files import orientation, read_bytes
+from mmseg_ext.own_dataset.classes import IGNORED
 from mmseg_ext.own_dataset.copies import find_copies, small_version
 from mmseg_ext.terminal import progress
 
-_RARE = 1e-4  # share of the pixels
+FEW_PIXELS = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
 _ONE_CLASS = (
     "all pixels are ignored or of class {}, so every model scores 100; in masks of 0 and 255 write "
@@ -299,8 +300,9 @@ def summary_notes(
     the annotated values, with their classes.
     """
     notes = []
+    can_be_object = labels is None or labels.get("255") == IGNORED
     for summary in summaries:
-        notes += _about_absent(summary)
+        notes += _about_absent(summary, can_be_object)
     labels = labels or {}
     texts = dict(zip(labels.values(), labels, strict=True))
     unseen = np.ones(len(summaries[0].classes), bool)  # by the splits before
@@ -333,12 +335,15 @@ def _class_table(summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def _about_absent(summary: Summary) -> Iterator[str]:
-    """Yield the classes without a pixel, and label maps of only class 0 and ignored pixels."""
+def _about_absent(summary: Summary, can_be_object: bool) -> Iterator[str]:
+    """Yield the classes without a pixel, and label maps of only class 0 and ignored pixels.
+
+    These pixels `can_be_object` with the value 255.
+    """
     absent = [summary.classes[i] for i in np.flatnonzero(summary.pixels == 0)]
     if absent and summary.pixels.any():
         yield f"{summary.split}: note: no pixel of {join_names(absent)}"
-    if summary.halves:
+    if summary.halves and can_be_object:
         yield (
             f"{summary.split}: note: {len(summary.halves)} label maps, such as "
             f"{summary.halves[0]}, have only class 0 and ignored pixels; if 255 is an object "
@@ -348,7 +353,7 @@ def _about_absent(summary: Summary) -> Iterator[str]:
 
 def _about_rare(summary: Summary, texts: Mapping[int, str], asked: np.ndarray) -> Iterator[str]:
     """Yield the classes `asked` for with few pixels or in one image; `texts` name the values."""
-    is_rare = summary.pixels < _RARE * summary.pixels.sum()
+    is_rare = summary.pixels < FEW_PIXELS * summary.pixels.sum()
     is_in_one_image = (summary.images == 1) & (summary.pairs > 1)
     few = asked & (is_rare | is_in_one_image) & (summary.pixels > 0)
     for i in np.flatnonzero(few)[:SHOWN]:

@@ -7,7 +7,9 @@ are in `splits.json`, and the classes in `classes.json`.
 
 import itertools
 import json
+import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError
 from mmseg_ext.own_dataset.annotations.index_map import StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, notes_of, values_of
-from mmseg_ext.own_dataset.check import Summary
+from mmseg_ext.own_dataset.check import FEW_PIXELS, Summary
 from mmseg_ext.own_dataset.classes import IGNORED, follow_file, update_classes
 from mmseg_ext.own_dataset.conversion import (
     ReadPair,
@@ -76,7 +78,10 @@ def make_project(
     with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
         read, problems = _read_pairs(pairs, reader, Path(maps))
         legend = _describe(reader, read, problems)
-        names, of_text, class_notes = _choose_classes(data, legend, reader, classes, ignored)
+        try:
+            names, of_text, class_notes = _choose_classes(data, legend, reader, classes, ignored)
+        except ValueError as error:
+            raise ValueError(f"{error}{_flag_for_strays(read, legend)}") from None
         usable = _set_classes(read, legend, of_text, problems)
         left_out += filter(None, map(problems.get, sources.images))  # in order
         shares = _missing_shares(pairs, rule)
@@ -124,6 +129,18 @@ def _describe(reader: Reader, read: Sequence[ReadPair], problems: Mapping[Path, 
         legend.hint = next(iter([*problems.values(), *notes]), legend.hint)
     legend.notes = [*legend.notes, *notes]
     return legend
+
+
+def _flag_for_strays(read: Sequence[ReadPair], legend: Legend) -> str:
+    """Return the flag that ignores all values of few pixels, as the end of an error."""
+    pixels: Counter[str] = Counter()
+    for part in read:
+        for value, count in zip(part.annotation.values, part.annotation.counts, strict=True):
+            pixels[legend.texts[value]] += int(count)
+    few = [text for text in legend.labels.values() if pixels[text] < FEW_PIXELS * pixels.total()]
+    if not few:
+        return ""
+    return f"; to ignore all values of few pixels: --ignore {shlex.join(few)}"
 
 
 def _choose_classes(

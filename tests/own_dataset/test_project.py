@@ -694,6 +694,22 @@ def test_transparent_pixels_are_background(tmp_path):
     assert Config.fromfile(tmp_path / "project/config.py").palette == (COLORS + 9).tolist()
 
 
+def test_stray_values_are_listed_as_a_flag(tmp_path, capsys):
+    """All of them, so that the line can be copied."""
+    strays = [str(value) for value in range(30, 60, 2)]
+    for i in range(4):
+        label = np.zeros((200, 200), np.uint8)
+        label[:90], label[150, : len(strays)] = 128, strays
+        save(tmp_path / f"images/{i}.png", random_image(np.random.RandomState(i), (200, 200)))
+        save(tmp_path / f"masks/{i}.png", label)
+    flags = ["--classes", "sky", "cell"]
+    assert run(tmp_path, *flags) == 1
+    flag = f"--ignore {' '.join(strays)}"
+    (line,) = lines_with(capsys.readouterr().err, flag)
+    assert line.endswith(flag)
+    assert run(tmp_path, *flags, *flag.split()) == 0
+
+
 PAGES = np.stack([PHOTO[..., 0], PHOTO[..., 0] + np.uint8(1)])
 KINDS = {  # masks as tifffile and OpenCV write them, from label maps
     "big_endian": lambda m: (m * np.uint16(300), dict(byteorder=">", bigtiff=True)),
@@ -740,6 +756,12 @@ def test_mixed_codes_are_a_note(tmp_path, capsys):
     assert sum(int(count) for _, count in found) == 4
     assert check(tmp_path) == 0
     assert len(re.findall(note, capsys.readouterr().out)) == len(found)
+    shutil.rmtree(tmp_path / "project")
+    for path in (tmp_path / "masks").iterdir():
+        label = np.asarray(Image.open(path))
+        save(path, np.where(label == 255, 7, label))
+    assert run(tmp_path, "--ignore", "7") == 0  # no mask has 255
+    assert not re.search(note, capsys.readouterr().out)
 
 
 def test_copies_and_groups_stay_together(tmp_path, capsys):
