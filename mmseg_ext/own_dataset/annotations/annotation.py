@@ -28,11 +28,6 @@ class Annotation(NamedTuple):
         return self.paths[0]
 
 
-def path_of_name(name: str) -> Path:
-    """Return the path in an image's name, which can have Windows' separators."""
-    return Path(name.replace("\\", "/").lstrip("/"))
-
-
 @contextlib.contextmanager
 def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
     """Raise any error as `LabelError` with the file's path; any bytes can be in the file.
