@@ -7,6 +7,7 @@ their names (`matching`). Masks of one class each, several for an image, become 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mmseg_ext.errors import join_names
@@ -148,12 +149,9 @@ def _repeated_names(sources: Sources, annotations: Sequence[Annotation]) -> dict
 
 def _make_pair(image: Path, key: Key, fitting: Sequence[Annotation]) -> Pair:
     """Return an image with the annotation that fits, or with several masks of its objects."""
-    annotation, *more = fitting
-    paths = list(annotation.paths)
-    for other in more:
-        paths += other.paths
-    split = key.split or annotation.key.split
-    return Pair(image, annotation._replace(paths=tuple(paths)), key.name, split)
+    first = fitting[0]
+    paths = tuple(chain.from_iterable(annotation.paths for annotation in fitting))
+    return Pair(image, first._replace(paths=paths), key.name, key.split or first.key.split)
 
 
 def _set_splits_in_names(pairs: Sequence[Pair]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mmseg_ext.errors import LabelError
 from mmseg_ext.own_dataset.annotations.formats import format_of
-from mmseg_ext.own_dataset.matching import Key, keyed_files
+from mmseg_ext.own_dataset.matching import Key
 
 BACKGROUND = "background"
 
@@ -26,16 +26,6 @@ class Annotation(NamedTuple):
     def path(self) -> Path:
         """The file that messages name."""
         return self.paths[0]
-
-
-def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]:
-    """Return each file below a folder, or of a pattern, as an annotation; see `keyed_files`."""
-    return [Annotation(key, (path,)) for path, key in keyed_files(folder, suffixes).items()]
-
-
-def path_of_name(name: str) -> Path:
-    """Return the path in an image's name, which can have Windows' separators."""
-    return Path(name.replace("\\", "/").lstrip("/"))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
 from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
-    GRAY,
     NODATA,
     PALETTE,
     color_of,
@@ -155,7 +154,7 @@ def _colors_count(codes: Collection[int]) -> bool:
 
 def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the RGB color of each text of these codes; none if no palette or color is there."""
-    if all(kind_of(code) == GRAY or is_gray(code) for code in texts):
+    if all(map(is_gray, texts)):
         return {}
     colors = {}
     # A palette's color comes last: it counts, not the black of transparent pixels.

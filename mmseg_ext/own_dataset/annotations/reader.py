@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, annotations_below
+from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
+from mmseg_ext.own_dataset.matching import keyed_files
 
 
 @dataclass
@@ -55,7 +56,9 @@ class Reader:
     @classmethod
     def find(cls, source: Any) -> "Reader":
         """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(source, cls.suffixes), is_pattern="*" in str(source))
+        found = keyed_files(source, cls.suffixes)
+        annotations = [Annotation(key, (path,)) for path, key in found.items()]
+        return cls(annotations, is_pattern="*" in str(source))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.
