@@ -260,7 +260,8 @@ def _values(image: Any, channels: int) -> "np.ndarray":
     if isinstance(image, np.ndarray):  # a frame
         return image
     pixels = read(read_bytes(str(image)), str(image)) if isinstance(image, Path) else image
-    return pixels.upright().bands(channels)
+    alpha = () if pixels.values.shape[2] == channels else pixels.alpha
+    return np.delete(pixels.upright().values, alpha, axis=2)
 
 
 def _write_maps(

@@ -83,7 +83,9 @@ class Pixels:
         Raises:
             ValueError: if the channels do not fit, or the values need a range.
         """
-        values, count = self.bands(channels), self.values.shape[2]
+        values, count = self.values, self.values.shape[2]
+        if count != channels and self.alpha:
+            values = np.delete(values, self.alpha, axis=2)
         if values.shape[2] == 1 and channels == 3:
             values = np.repeat(values, 3, axis=2)
         if values.shape[2] != channels:
@@ -92,12 +94,6 @@ class Pixels:
                 f"that it was trained with, or train with in_channels={count} (docs/channels.md)"
             )
         return _to_bytes(values, self.white, value_range)
-
-    def bands(self, channels: int) -> np.ndarray:
-        """Return the values, (H, W, C), without declared alpha if they are not so many channels."""
-        if self.values.shape[2] == channels:
-            return self.values
-        return np.delete(self.values, self.alpha, axis=2)
 
     def dark_note(self) -> str | None:
         """Return a note if values of 16 bits use at most 14, as of scientific cameras."""

@@ -101,11 +101,9 @@ def _bands_in_alpha(samples: Sequence[Pixels | None]) -> tuple[int, ...]:
     GDAL declares a fourth band so, and PNG has no other one. Real alpha is opaque or transparent
     but for soft edges, and in a set with other photos it is none of the bands.
     """
-    counts = {sample.values.shape[2] if sample else 3 for sample in samples}
-    alpha = {sample.alpha for sample in samples if sample and sample.alpha}
-    if len(counts) > 1 or len(alpha) != 1:
+    bands, *others = {sample.alpha if sample else () for sample in samples}
+    if not bands or others:
         return ()
-    (bands,) = alpha
     values = np.concatenate([sample.values[..., bands] for sample in samples if sample])
     known = values > 0  # others are transparent, or have no data
     is_content = np.sum(known & (values < values.max())) > known.sum() / 2

@@ -31,7 +31,6 @@ from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import inner_datasets
 from mmseg_ext.errors import SHOWN, LabelError, LaunchError, UnreadableFileError, join_names
 from mmseg_ext.images.files import orientation, read_bytes
-from mmseg_ext.own_dataset.classes import IGNORED
 from mmseg_ext.own_dataset.copies import find_copies, small_version
 from mmseg_ext.terminal import progress
 
@@ -300,9 +299,8 @@ def summary_notes(
     the annotated values, with their classes.
     """
     notes = []
-    can_be_object = labels is None or labels.get("255") == IGNORED
     for summary in summaries:
-        notes += _about_absent(summary, can_be_object)
+        notes += _about_absent(summary)
     labels = labels or {}
     texts = dict(zip(labels.values(), labels, strict=True))
     unseen = np.ones(len(summaries[0].classes), bool)  # by the splits before
@@ -335,15 +333,12 @@ def _class_table(summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def _about_absent(summary: Summary, can_be_object: bool) -> Iterator[str]:
-    """Yield the classes without a pixel, and label maps of only class 0 and ignored pixels.
-
-    These pixels `can_be_object` with the value 255.
-    """
+def _about_absent(summary: Summary) -> Iterator[str]:
+    """Yield the classes without a pixel, and label maps of only class 0 and ignored pixels."""
     absent = [summary.classes[i] for i in np.flatnonzero(summary.pixels == 0)]
     if absent and summary.pixels.any():
         yield f"{summary.split}: note: no pixel of {join_names(absent)}"
-    if summary.halves and can_be_object:
+    if summary.halves:
         yield (
             f"{summary.split}: note: {len(summary.halves)} label maps, such as "
             f"{summary.halves[0]}, have only class 0 and ignored pixels; if 255 is an object "

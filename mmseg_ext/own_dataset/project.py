@@ -78,15 +78,12 @@ def make_project(
     with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
         read, problems = _read_pairs(pairs, reader, Path(maps))
         legend = _describe(reader, read, problems)
-        try:
-            names, of_text, class_notes = _choose_classes(data, legend, reader, classes, ignored)
-        except ValueError as error:
-            raise ValueError(f"{error}{_flag_for_strays(read, legend)}") from None
+        names, of_text, class_notes = _choose_classes(data, legend, reader, classes, ignored, read)
         usable = _set_classes(read, legend, of_text, problems)
         left_out += filter(None, map(problems.get, sources.images))  # in order
         shares = _missing_shares(pairs, rule)
         by_name, split_notes = choose_splits(usable, legend, shares, rule, earlier)
-        summaries = _summarize(usable, names, data)
+        summaries = _summarize(usable, names, data, of_text.get("255") == IGNORED)
         _require_pairs(summaries, left_out)
         write_splits(by_name, data)  # before any file, so a run that is killed keeps them
         dead_links = _remove_dead_links(data)
@@ -149,6 +146,7 @@ def _choose_classes(
     reader: Reader,
     names: Sequence[str] | None,
     ignored: Sequence[str],
+    read: Sequence[ReadPair],
 ) -> tuple[list[str], dict[str, int], list[str]]:
     """Return the classes, the class of each text or 255, and notes; an earlier run's stay."""
     file = data / _CLASSES_FILE
@@ -171,7 +169,8 @@ def _choose_classes(
     except ValueError as error:
         where = "" if before is None else f"{data.parent}: "
         hint = f"; {legend.hint}" if legend.hint else ""
-        raise ValueError(f"{where}{error}{hint}") from None
+        strays = _flag_for_strays(read, legend)
+        raise ValueError(f"{where}{error}{hint}{strays}") from None
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)
@@ -208,7 +207,9 @@ def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:
     return shares
 
 
-def _summarize(usable: Sequence[ReadPair], classes: Sequence[str], data: Path) -> list[Summary]:
+def _summarize(
+    usable: Sequence[ReadPair], classes: Sequence[str], data: Path, ignores_255: bool
+) -> list[Summary]:
     """Return the summaries of train, val and, if it has pairs, test."""
     summaries = {split: Summary(split, tuple(classes)) for split in SPLITS}
     for part in usable:
@@ -216,6 +217,8 @@ def _summarize(usable: Sequence[ReadPair], classes: Sequence[str], data: Path) -
         image, label = image_file(data, part.pair), label_file(data, split, part.pair.name)
         sample = {"img_path": str(image), "seg_map_path": str(label)}
         summaries[split].add(sample, part.size[::-1], part.count_classes(), part.small)
+        if not ignores_255:  # then no object of a mask is ignored by mistake
+            summaries[split].halves.clear()
     if not summaries["test"].pairs:
         del summaries["test"]
     return list(summaries.values())
