@@ -109,11 +109,9 @@ def _note_on_255(labels: Mapping[int, str], of_text: Mapping[str, int]) -> list[
 def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -> dict[int, str]:
     """Return all labels, with those that only earlier runs had at the end, or by their values."""
     every = dict(labels)
-    for i, text in enumerate(gone):
-        if in_order:
-            every[max(labels) + 1 + i] = text
-        else:
-            every[int(text.replace("#", "0x"), 0)] = text
+    for text in gone:
+        number = max(every) + 1 if in_order else int(text.replace("#", "0x"), 0)
+        every[number] = text
     return dict(sorted(every.items()))
 
 
