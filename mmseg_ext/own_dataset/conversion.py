@@ -34,6 +34,7 @@ class ReadPair:
     size: tuple[int, int]  # of the image, upright: height and width
     orientation: int  # of the image, EXIF's, 1 to 8
     small: np.ndarray  # small version of the image
+    colors: int  # different values in its first band
     annotation: StoredMap
     # The class of each index of the annotation, (N,) uint8, when the classes are chosen.
     classes: np.ndarray = field(init=False)
@@ -63,6 +64,8 @@ def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
             f"{path}: has an orientation tag ({orientation}); save it upright"
         )
     small = small_version(pixels.values, pixels.missing)
+    step = 1 + max(height, width) // 500  # all values of large images would take long
+    colors = len(np.unique(pixels.values[::step, ::step, 0]))
     del pixels  # a large image does not stay in memory while its mask is read
     sizes = [(height, width)]
     if orientation >= 5:  # the sides are exchanged; a mask can have either size
@@ -73,7 +76,7 @@ def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
     else:
         found = reader.read(pair.annotation, sizes)
     stored = found.store(pair.annotation, file)
-    return ReadPair(pair, sizes[0], orientation, small, stored)
+    return ReadPair(pair, sizes[0], orientation, small, colors, stored)
 
 
 def image_file(data: Path, pair: Pair) -> Path:

@@ -98,7 +98,7 @@ def make_project(
         left_out=left_out,
         example=(pairs[0].image, *pairs[0].annotation.paths),
         earlier=only_earlier,
-        notes=class_notes + list_notes + split_notes + dead_links,
+        notes=_note_on_photos(usable) + class_notes + list_notes + split_notes + dead_links,
     )
 
 
@@ -195,6 +195,17 @@ def _set_classes(
         else:
             usable.append(part)
     return usable
+
+
+def _note_on_photos(usable: Sequence[ReadPair]) -> list[str]:
+    """Return a note if most photos have as few colors as masks, such as those of one class."""
+    found = [part for part in usable if part.colors <= len(part.annotation.values)]
+    if 2 * len(found) <= len(usable):
+        return []
+    return [
+        f"{len(found)} of {len(usable)} photos, such as {found[0].pair.image}, have no more colors "
+        "than their annotations; if they are masks, give only the folder of photos to --images"
+    ]
 
 
 def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:

@@ -694,6 +694,21 @@ def test_transparent_pixels_are_background(tmp_path):
     assert Config.fromfile(tmp_path / "project/config.py").palette == (COLORS + 9).tolist()
 
 
+@pytest.mark.parametrize("few", [8, 3])
+def test_photos_that_are_masks_are_a_note(few, tmp_path, capsys):
+    """As another version of the masks, whose names fit better than those of the photos."""
+    for i in range(8):
+        label = scene(i)[0]
+        photo = random_image(np.random.RandomState(i), SIZE)
+        save(tmp_path / f"images/{i}.png", label * np.uint8(40) if i < few else photo)
+        save(tmp_path / f"masks/{i}.png", label)
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, tmp_path / "images/0.png", "colors")
+    assert len(notes) == (few > 4)
+    for note in notes:
+        check_message(note, 8, todo="--images")
+
+
 def test_stray_values_are_listed_as_a_flag(tmp_path, capsys):
     """All of them, so that the line can be copied."""
     strays = [str(value) for value in range(30, 60, 2)]
