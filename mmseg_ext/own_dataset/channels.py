@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.images.values import Pixels, is_deep, is_png_with_alpha, is_tiff
+from mmseg_ext.images.values import Pixels, declared, is_deep, is_png_with_alpha, is_tiff
 from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.terminal import progress
 
@@ -42,19 +42,14 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
         ValueError: if the images have different numbers of bands.
     """
     chosen = evenly(paths, _IMAGES)
-    files: dict[Path, Pixels | None] = {}
-    for path in progress(chosen, "measuring", len(chosen)):
-        files[path] = _sample(path)
-    alpha = _bands_in_alpha(list(files.values()))
+    files = [_sample(path) for path in progress(chosen, "measuring", len(chosen))]
+    alpha = _bands_in_alpha(files)
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Pixels] = []
-    for path, sample in files.items():
-        count = 3
-        if sample:
-            values = sample.values if alpha else np.delete(sample.values, sample.alpha, axis=2)
-            samples.append(replace(sample, values=values, alpha=()))
-            count = values.shape[2]
-        kinds.setdefault(count, path)
+    for path, sample in zip(chosen, files, strict=True):
+        values = sample.values if alpha else np.delete(sample.values, sample.alpha, axis=2)
+        samples.append(replace(sample, values=values, alpha=()))
+        kinds.setdefault(values.shape[2], path)
     if kinds.keys() == {1, 3}:  # gray is repeated
         del kinds[1]
     count, *others = kinds
@@ -85,26 +80,26 @@ def _uses_16_bits(sample: Pixels) -> bool:
     return sample.white == 0xFFFF and not sample.dark_note()
 
 
-def _sample(path: Path) -> Pixels | None:
-    """Return some of an image's pixels, (N, 1, bands); None for photos of three bands, or gray."""
+def _sample(path: Path) -> Pixels:
+    """Return some of an image's pixels, (N, 1, bands); none of photos, which have three bands."""
     data = read_bytes(str(path))
     if not (is_tiff(data) or is_deep(data) or is_png_with_alpha(data)):
-        return None
+        return declared(np.zeros((0, 1, 3), np.uint8), colors=True)
     pixels = read(data, str(path))
     values = pixels.values.reshape(-1, 1, pixels.values.shape[2])
     return replace(pixels, values=values[:: max(1, len(values) // _PIXELS)].copy())
 
 
-def _bands_in_alpha(samples: Sequence[Pixels | None]) -> tuple[int, ...]:
+def _bands_in_alpha(samples: Sequence[Pixels]) -> tuple[int, ...]:
     """Return the channels that are declared as alpha, but have content in most pixels.
 
     GDAL declares a fourth band so, and PNG has no other one. Real alpha is opaque or transparent
     but for soft edges, and in a set with other photos it is none of the bands.
     """
-    bands, *others = {sample.alpha if sample else () for sample in samples}
+    bands, *others = {sample.alpha for sample in samples}
     if not bands or others:
         return ()
-    values = np.concatenate([sample.values[..., bands] for sample in samples if sample])
+    values = np.concatenate([sample.values[..., bands] for sample in samples])
     known = values > 0  # others are transparent, or have no data
     is_content = np.sum(known & (values < values.max())) > known.sum() / 2
     return bands if is_content else ()

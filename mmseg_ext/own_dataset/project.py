@@ -135,9 +135,7 @@ def _flag_for_strays(read: Sequence[ReadPair], legend: Legend) -> str:
         for value, count in zip(part.annotation.values, part.annotation.counts, strict=True):
             pixels[legend.texts[value]] += int(count)
     few = [text for text in legend.labels.values() if pixels[text] < FEW_PIXELS * pixels.total()]
-    if not few:
-        return ""
-    return f"; to ignore all values of few pixels: --ignore {shlex.join(few)}"
+    return f"; to ignore all values of few pixels: --ignore {shlex.join(few)}" if few else ""
 
 
 def _choose_classes(
