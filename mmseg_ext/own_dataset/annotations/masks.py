@@ -234,8 +234,8 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     from_one = sum(max(numbers_of_maps[i]) == counts[i] for i in several) > 0.9 * len(several)
     in_few = counts.sum() < 2 * len(every)
     in_all = counts.sum() == len(maps) * len(every)
-    are_numbers = is_gray and differ and (from_one or in_few)
-    if are_numbers and _count_regions(some, number_of).mean() <= 1.2:
+    are_counted = differ and (from_one or in_few)
+    if is_gray and are_counted and _count_regions(some, number_of).mean() <= 1.2:
         return _CERTAIN
     if len(every) < _MANY:
         return ""
