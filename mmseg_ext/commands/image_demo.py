@@ -201,7 +201,7 @@ def _segment(
             result = predictor(image)
             objects = files.objects(result, args.min_area)
             overlay = result.overlay(args.opacity, objects, args.with_labels, not add_frame)
-            values = _values(image) if args.csv else None
+            values = _values(image, predictor.channels) if args.csv else None
         except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
             _print_error(error, item.file, item.page)
             continue
@@ -251,8 +251,8 @@ def _print_error(error: object, path: Path, page: int | None = None) -> None:
     print(f"error: {text}", file=sys.stderr)
 
 
-def _values(image: Any) -> "np.ndarray":
-    """Return the values (H, W, bands) of an image as its file declares them, without alpha."""
+def _values(image: Any, channels: int) -> "np.ndarray":
+    """Return the values (H, W, bands) of an image in its file, without alpha that is no channel."""
     import numpy as np
 
     from mmseg_ext.images.files import read, read_bytes
@@ -260,7 +260,8 @@ def _values(image: Any) -> "np.ndarray":
     if isinstance(image, np.ndarray):  # a frame
         return image
     pixels = read(read_bytes(str(image)), str(image)) if isinstance(image, Path) else image
-    return np.delete(pixels.upright().values, pixels.alpha, axis=2)
+    alpha = () if pixels.values.shape[2] == channels else pixels.alpha
+    return np.delete(pixels.upright().values, alpha, axis=2)
 
 
 def _write_maps(

@@ -204,6 +204,9 @@ def _write_config(args: argparse.Namespace, made: "Project", start: "Start") -> 
     write_config(args.project, made, start, args.tiles, channels, args.rgb)
     if channels:
         print(f"bands: {channels.count}, with their ranges of values in {config}")
+        for band in channels.alpha:
+            declared = f"band {band + 1} is declared as alpha, but has content, so it is kept"
+            print(f"note: {declared}; if it is alpha, save the images without it")
     print(f"{config}: training starts from {start.about}")
 
 

@@ -189,6 +189,10 @@ def is_deep(data: bytes) -> bool:
     return match is not None and int(match[4]) != 255
 
 
+def is_png_with_alpha(data: bytes) -> bool:
+    return data[:4] == b"\x89PNG" and data[25:26] in (b"\4", b"\6")  # with gray or colors
+
+
 def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     """Return the image in the bytes of a file; with `indices` a palette is not applied.
 
@@ -240,8 +244,10 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     kind = values.dtype.newbyteorder("=")
     if image.mode == "I" and image.format == "PNG":  # of 16 bits, in Pillow before 11.3
         kind = np.dtype(np.uint16)
-    alpha = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
-    return declared(values.astype(kind), alpha=alpha, orientation=tag, palette=palette)
+    more: dict[str, Any] = dict(orientation=tag, palette=palette)
+    more["alpha"] = (values.shape[2] - 1,) if image.mode in ("LA", "RGBA") else ()
+    more["colors"] = image.mode in ("RGB", "RGBA")
+    return declared(values.astype(kind), **more)
 
 
 def _read_tiff(data: bytes, indices: bool) -> Pixels:

@@ -260,9 +260,9 @@ class Predictor:
             self.model = StreamingSegTTAModel(model, self._merge)
         self.model.eval()
         self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
-        self._channels = input_channels(config.model)
+        self.channels = input_channels(config.model)
         self._rgb_bands = config.get("rgb_bands")
-        self._load = image_loader(pipeline[0], self._channels, value_range)
+        self._load = image_loader(pipeline[0], self.channels, value_range)
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
     @overload
@@ -301,7 +301,7 @@ class Predictor:
             (result,) = self._results(self._batches([images]))
             return result
         if not isinstance(images, Iterable):
-            raise ValueError(_refusal(type(images).__name__, self._channels))
+            raise ValueError(_refusal(type(images).__name__, self.channels))
         batches = self._batches(images)
         if not isinstance(images, Sequence):
             return self._results(batches)
@@ -406,7 +406,7 @@ class Predictor:
             image = image.read()
         if isinstance(image, bytes):
             return self._load({"img_path": "image", "content": image})
-        pixels = _pixels(image, self._channels)
+        pixels = _pixels(image, self.channels)
         try:
             return self._load({"img_path": "image", "pixels": pixels})
         except UnreadableFileError as error:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.images.values import Pixels, is_deep, is_tiff
+from mmseg_ext.images.values import Pixels, declared, is_deep, is_png_with_alpha, is_tiff
+from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.terminal import progress
 
 _IMAGES, _PIXELS = 200, 10_000  # measured of a project, and of an image
@@ -23,11 +24,12 @@ _CLIPPED = 0.1  # percent of a band's pixels at each end, which hot pixels can b
 class Channels:
     """The settings of a config that depend on the bands of its images."""
 
-    count: int  # bands, without declared alpha
+    count: int  # bands, without alpha that is no band
     value_range: list[tuple[float, float]] | None  # become 0 and 255, by band; None for 8 bits
     mean: list[float]  # of each band, from 0 to 255
     std: list[float]
     colors: bool  # whether the files declare that the first bands are red, green and blue
+    alpha: tuple[int, ...] = ()  # the bands that files declare as alpha
 
 
 def measure_images(paths: Sequence[Path]) -> Channels | None:
@@ -39,16 +41,15 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
         UnreadableFileError: for a damaged image.
         ValueError: if the images have different numbers of bands.
     """
-    chosen = np.unique(np.linspace(0, len(paths) - 1, _IMAGES).astype(int))
+    chosen = evenly(paths, _IMAGES)
+    files = [_sample(path) for path in progress(chosen, "measuring", len(chosen))]
+    alpha = _bands_in_alpha(files)
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Pixels] = []
-    for i in progress(chosen, "measuring", len(chosen)):
-        path, count = paths[i], 3
-        data = read_bytes(str(path))
-        if is_tiff(data) or is_deep(data):
-            samples.append(_sample(read(data, str(path))))
-            count = samples[-1].values.shape[2]
-        kinds.setdefault(count, path)
+    for path, sample in zip(chosen, files, strict=True):
+        values = sample.values if alpha else np.delete(sample.values, sample.alpha, axis=2)
+        samples.append(replace(sample, values=values, alpha=()))
+        kinds.setdefault(values.shape[2], path)
     if kinds.keys() == {1, 3}:  # gray is repeated
         del kinds[1]
     count, *others = kinds
@@ -67,7 +68,7 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     pixels = np.concatenate([sample.fit(count, limits)[:, 0] for sample in samples])  # (N, count)
     mean, std = pixels.mean(0).round(2), pixels.std(0).clip(1).round(2)
     colors = all(sample.colors for sample in samples)
-    return Channels(count, limits, mean.tolist(), std.tolist(), colors)
+    return Channels(count, limits, mean.tolist(), std.tolist(), colors, alpha)
 
 
 def _is_deep(sample: Pixels) -> bool:
@@ -79,11 +80,29 @@ def _uses_16_bits(sample: Pixels) -> bool:
     return sample.white == 0xFFFF and not sample.dark_note()
 
 
-def _sample(pixels: Pixels) -> Pixels:
-    """Return some of the pixels, (N, 1, bands), without alpha."""
-    values = np.delete(pixels.values, pixels.alpha, axis=2)
-    values = values.reshape(-1, 1, values.shape[2])
-    return replace(pixels, values=values[:: max(1, len(values) // _PIXELS)], alpha=())
+def _sample(path: Path) -> Pixels:
+    """Return some of an image's pixels, (N, 1, bands); none of photos, which have three bands."""
+    data = read_bytes(str(path))
+    if not (is_tiff(data) or is_deep(data) or is_png_with_alpha(data)):
+        return declared(np.zeros((0, 1, 3), np.uint8), colors=True)
+    pixels = read(data, str(path))
+    values = pixels.values.reshape(-1, 1, pixels.values.shape[2])
+    return replace(pixels, values=values[:: max(1, len(values) // _PIXELS)].copy())
+
+
+def _bands_in_alpha(samples: Sequence[Pixels]) -> tuple[int, ...]:
+    """Return the channels that are declared as alpha, but have content in most pixels.
+
+    GDAL declares a fourth band so, and PNG has no other one. Real alpha is opaque or transparent
+    but for soft edges, and in a set with other photos it is none of the bands.
+    """
+    bands, *others = {sample.alpha for sample in samples}
+    if not bands or others:
+        return ()
+    values = np.concatenate([sample.values[..., bands] for sample in samples])
+    known = values > 0  # others are transparent, or have no data
+    is_content = np.sum(known & (values < values.max())) > known.sum() / 2
+    return bands if is_content else ()
 
 
 def _limits(samples: Sequence[Pixels], band: int) -> tuple[float, float]:

@@ -34,7 +34,7 @@ from mmseg_ext.images.files import orientation, read_bytes
 from mmseg_ext.own_dataset.copies import find_copies, small_version
 from mmseg_ext.terminal import progress
 
-_RARE = 1e-4  # share of the pixels
+FEW_PIXELS = 1e-4  # share of the pixels
 _PAIRS_PER_TASK = 32
 _ONE_CLASS = (
     "all pixels are ignored or of class {}, so every model scores 100; in masks of 0 and 255 write "
@@ -275,15 +275,18 @@ def copy_notes(summaries: Sequence[Summary]) -> Iterator[str]:
             copy, original = copies[0]
             yield (
                 f"{split}: note: {len(copies)} of {summary.pairs} images are copies of training "
-                f"images or nearly so, also flipped or turned, such as {copy['img_path']} of "
-                f"{original['img_path']}; the score will be too high"
+                "images, also flipped or turned, or as alike as photos of a fixed camera: compare "
+                f"{copy['img_path']} and {original['img_path']}; copies make the score too high"
             )
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print pairs and image sizes of each split, and a table of the classes."""
     for summary in summaries:
-        _print_counts(summary)
+        share = summary.ignored / _all_pixels(summary)
+        sizes = [f"{width}x{height} ({n:,})" for (width, height), n in summary.sizes.most_common()]
+        counts = f"{summary.pairs:,} pairs, {join_names(sizes)}, {share:.2%}"
+        print(f"{summary.split}: {counts} of the pixels ignored")
     Console(width=None if sys.stdout.isatty() else 160).print(_class_table(summaries))
 
 
@@ -313,14 +316,6 @@ def summary_notes(
 def _all_pixels(summary: Summary) -> int:
     """Return the number of pixels, also of ignored ones; 1 if there are none."""
     return max(1, summary.ignored + int(summary.pixels.sum()))
-
-
-def _print_counts(summary: Summary) -> None:
-    split, share = summary.split, summary.ignored / _all_pixels(summary)
-    sizes = [f"{width}x{height} ({n:,})" for (width, height), n in summary.sizes.most_common()]
-    print(
-        f"{split}: {summary.pairs:,} pairs, {join_names(sizes)}, {share:.2%} of the pixels ignored"
-    )
 
 
 def _class_table(summaries: Sequence[Summary]) -> Table:
@@ -353,7 +348,7 @@ def _about_absent(summary: Summary) -> Iterator[str]:
 
 def _about_rare(summary: Summary, texts: Mapping[int, str], asked: np.ndarray) -> Iterator[str]:
     """Yield the classes `asked` for with few pixels or in one image; `texts` name the values."""
-    is_rare = summary.pixels < _RARE * summary.pixels.sum()
+    is_rare = summary.pixels < FEW_PIXELS * summary.pixels.sum()
     is_in_one_image = (summary.images == 1) & (summary.pairs > 1)
     few = asked & (is_rare | is_in_one_image) & (summary.pixels > 0)
     for i in np.flatnonzero(few)[:SHOWN]:

@@ -53,6 +53,9 @@ def update_classes(
         own, assigned = assign_classes(every, names, ignored)
     except ValueError:  # perhaps `names` are those of the labels that are left
         own, assigned = assign_classes(labels, names, ignored)
+    # 255 can be ignored without a flag.
+    by_name = [text for text, i in assigned.items() if i == IGNORED and text != str(IGNORED)]
+    ignored += by_name
     classes, of_text = list(before["classes"]), dict(known)
     notes = [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
     new = []
@@ -106,11 +109,9 @@ def _note_on_255(labels: Mapping[int, str], of_text: Mapping[str, int]) -> list[
 def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -> dict[int, str]:
     """Return all labels, with those that only earlier runs had at the end, or by their values."""
     every = dict(labels)
-    for i, text in enumerate(gone):
-        if in_order:
-            every[max(labels) + 1 + i] = text
-        else:
-            every[int(text.replace("#", "0x"), 0)] = text
+    for text in gone:
+        number = max(every) + 1 if in_order else int(text.replace("#", "0x"), 0)
+        every[number] = text
     return dict(sorted(every.items()))
 
 
@@ -136,6 +137,7 @@ def follow_file(
     order = [text for text in listed if not known or text in known or text in present]
     if names and set(names) <= of_name.keys():
         order = [of_name[name] for name in names]
+        names = [name for name in names if of_name[name] not in ignored]
     order += [text for text in present if text not in order]
     if not names:
         new = [text for text in order if text not in known]
@@ -165,7 +167,8 @@ def assign_classes(
         raise ValueError(f"all masks have the value {texts[0]}; at least two values are needed")
     there_are = f"there are {len(labels)} values: {join_names(texts)}"
     ignored = set(ignored)
-    unknown = ignored - set(texts)
+    named = ignored.difference(texts)  # by a name of `names`
+    unknown = named.difference(names or ())
     if unknown:
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
     left = {number: text for number, text in labels.items() if text not in ignored}
@@ -173,6 +176,10 @@ def assign_classes(
         classes, of_text = _assign_names(list(left.values()), names, ignored)
     else:
         classes, of_text = _assign_numbers(left, names, len(labels))
+    kept = [name for name in classes if name not in named]
+    if named:
+        numbers = [kept.index(name) if name in kept else IGNORED for name in classes]
+        classes, of_text = kept, {text: numbers[i] for text, i in of_text.items()}
     if not 2 <= len(classes) <= IGNORED:
         raise ValueError(
             f"{len(classes)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "

@@ -23,7 +23,6 @@ from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.classes import IGNORED
-from mmseg_ext.own_dataset.colors import choose_colors
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
@@ -43,11 +42,20 @@ _TILES = dict(
     cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
     test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
 )
+_RANGE = """\
+# The values of each band that become 0 and 255, measured in training images.
+load["value_range"] = {}
+"""
 _IOU = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
 """
+# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
+_COLORS = (
+    *([80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115]),
+    *([240, 228, 66], [0, 114, 178], [213, 94, 0], [204, 121, 167]),
+)
 
 
 def write_config(
@@ -92,7 +100,9 @@ def _data_parts(project: Project) -> dict[str, Any]:
     if len(classes) == 2:
         num_classes += ", out_channels=2"  # else mmsegmentation suggests another kind of head
     splits = ", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries)
-    palette = choose_colors(len(classes), project.colors)
+    random = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
+    colors = [*_COLORS, *random][: len(classes)]  # the same ones in each project
+    palette = [project.colors.get(i, color) for i, color in enumerate(colors)]
     parts: dict[str, Any] = dict(splits=splits, palette=palette, num_classes=num_classes)
     parts["test_loader"] = ""
     if summaries[-1].split == "test":
@@ -128,18 +138,23 @@ def _channel_parts(
     channels: Channels | None, rgb_bands: Sequence[int] | None, start: Start
 ) -> dict[str, Any]:
     """Return the parts about the bands of the images; None means photos."""
-    if channels is None:
-        parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]))
-    else:
-        load = f'dict(type="CheckedLoadImage", channels={channels.count})'
-        parts = dict(load=load, mean=channels.mean, std=channels.std)
-    parts["bands"] = _bands(channels, rgb_bands)
-    if channels is None or channels.count == 3:
-        distortion, preprocessor, in_channels = _DISTORTION, "SegDataPreProcessor", ""
-    else:
-        distortion, preprocessor = "", "BandDataPreProcessor"
-        in_channels = f" in_channels={channels.count},"
-    return dict(parts, distortion=distortion, preprocessor=preprocessor, in_channels=in_channels)
+    parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]), bands="")
+    parts |= dict(distortion=_DISTORTION, preprocessor="SegDataPreProcessor", in_channels="")
+    if channels:
+        count = channels.count
+        parts["load"] = f'dict(type="CheckedLoadImage", channels={count})'
+        parts |= dict(mean=channels.mean, std=channels.std)
+        if channels.value_range:
+            parts["bands"] = _RANGE.format(channels.value_range)
+        if count != 3:
+            parts |= dict(distortion="", preprocessor="BandDataPreProcessor")
+            parts["in_channels"] = f" in_channels={count},"
+        if channels.colors and count > 3:
+            rgb_bands = rgb_bands or (1, 2, 3)
+    if rgb_bands:
+        shown = list(rgb_bands)
+        parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
+    return parts
 
 
 def _network_parts(start: Start) -> dict[str, Any]:
@@ -247,19 +262,6 @@ def _count_narrow(label: np.ndarray, side: int, classes: int) -> np.ndarray:
         wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
         counts[:, i] = part.sum(), (part > wide).sum()
     return counts
-
-
-def _bands(channels: Channels | None, rgb_bands: Sequence[int] | None) -> str:
-    """Return the lines about the range of the bands, and about those that pictures show."""
-    lines = ""
-    if channels and channels.value_range:
-        lines = "# The values of each band that become 0 and 255, measured in training images.\n"
-        lines += f'load["value_range"] = {channels.value_range}\n'
-    if channels and channels.colors and channels.count > 3:
-        rgb_bands = rgb_bands or (1, 2, 3)
-    if rgb_bands:
-        lines += f"rgb_bands = {list(rgb_bands)}  # in pictures: the file's bands, from 1 on\n"
-    return lines
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:

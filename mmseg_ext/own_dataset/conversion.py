@@ -1,13 +1,13 @@
 """One pair: its image and annotation are read once, and its files in the project written.
 
 Between the two all pairs have been read, because the classes and the splits depend on all. The
-annotation waits as an index map, and a table with the class of each index makes it a label map.
+annotation waits as an index map, and the class of each index makes it a label map.
 """
 
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,24 @@ UPRIGHT = 1  # EXIF's orientation
 
 
 @dataclass
-class Photo:
-    """The facts about an image that a project needs."""
-
-    size: tuple[int, int]  # height and width, upright
-    orientation: int  # EXIF's, 1 to 8
-    small: np.ndarray  # its small version
-
-
-@dataclass
 class ReadPair:
     """A pair whose files were read."""
 
     pair: Pair
-    photo: Photo
+    size: tuple[int, int]  # of the image, upright: height and width
+    orientation: int  # of the image, EXIF's, 1 to 8
+    small: np.ndarray  # small version of the image
+    colors: int  # different values in its first band
     annotation: StoredMap
     is_turned: bool = False  # whether the annotation is turned as the photo's file
+    # The class of each index of the annotation, (N,) uint8, when the classes are chosen.
+    classes: np.ndarray = field(init=False)
+
+    def count_classes(self) -> np.ndarray:
+        """Return the pixels of each class and of ignored values, (256,)."""
+        counts = np.zeros(IGNORED + 1, int)
+        np.add.at(counts, self.classes, self.annotation.counts)
+        return counts
 
 
 def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
@@ -54,17 +56,30 @@ def read_pair(pair: Pair, reader: Reader, file: Path) -> ReadPair:
         UnreadableFileError: if the image cannot be read.
         LabelError: if the annotation cannot be read or has another size.
     """
-    photo = _read_photo(pair.image)
-    height, width = photo.size
+    path = str(pair.image)
+    pixels = read(read_bytes(path), path)
+    orientation = pixels.orientation
+    height, width, channels = pixels.upright().values.shape
+    is_8_bits = pixels.values.dtype in (bool, np.uint8)
+    is_photo = is_8_bits and channels - len(pixels.alpha) in (1, 3)
+    if orientation != UPRIGHT and not is_photo:  # Pillow cannot turn it
+        raise UnreadableFileError(
+            f"{path}: has an orientation tag ({orientation}); save it upright"
+        )
+    small = small_version(pixels.values, pixels.missing)
+    step = 1 + max(height, width) // 500  # all values of large images would take long
+    colors = len(np.unique(pixels.values[::step, ::step, 0]))
+    del pixels  # a large image does not stay in memory while its mask is read
     sizes = [(height, width)]
-    if photo.orientation >= 5:  # the sides are exchanged; a mask can have either size
+    if orientation >= 5:  # the sides are exchanged; a mask can have either size
         sizes.append((width, height))
     if pair.annotation.is_missing:
         note = ("a photo without an annotation is all background",)
-        found = IndexMap([BACKGROUND], np.zeros(photo.size, np.uint8), note)
+        found = IndexMap([BACKGROUND], np.zeros(sizes[0], np.uint8), note)
     else:
         found = reader.read(pair.annotation, sizes)
-    return ReadPair(pair, photo, found.store(pair.annotation, file))
+    stored = found.store(pair.annotation, file)
+    return ReadPair(pair, sizes[0], orientation, small, colors, stored)
 
 
 def find_turned(read: Sequence[ReadPair]) -> list[str]:
@@ -75,11 +90,11 @@ def find_turned(read: Sequence[ReadPair]) -> list[str]:
     """
     on_side, hidden = [], []
     for part in read:
-        stored, size = part.annotation.shape, part.photo.size
+        stored, size = part.annotation.shape, part.size
         part.is_turned = stored != size
-        if part.photo.orientation == UPRIGHT or part.pair.annotation.is_missing:
+        if part.orientation == UPRIGHT or part.pair.annotation.is_missing:
             continue
-        if part.photo.orientation >= 5 and size[0] != size[1]:
+        if part.orientation >= 5 and size[0] != size[1]:
             on_side.append(part.is_turned)
         else:
             hidden.append(part)
@@ -96,35 +111,9 @@ def find_turned(read: Sequence[ReadPair]) -> list[str]:
     ]
 
 
-def _read_photo(path: Path) -> Photo:
-    pixels = read(read_bytes(str(path)), str(path))
-    height, width, channels = pixels.upright().values.shape
-    is_8_bits = pixels.values.dtype in (bool, np.uint8)
-    is_photo = is_8_bits and channels - len(pixels.alpha) in (1, 3)
-    if pixels.orientation != UPRIGHT and not is_photo:  # Pillow cannot turn it
-        raise UnreadableFileError(
-            f"{path}: has an orientation tag ({pixels.orientation}); save it upright"
-        )
-    small = small_version(pixels.values, pixels.missing)
-    return Photo((height, width), pixels.orientation, small)
-
-
-def class_table(annotation: StoredMap, texts: Mapping[Any, str], classes: Mapping[str, int]):
-    """Return the class of each index of an annotation, (N,) uint8, from the texts of its values."""
-    of_index = [classes[texts[value]] for value in annotation.values]
-    return np.array(of_index, np.uint8)
-
-
-def count_classes(annotation: StoredMap, table: np.ndarray) -> np.ndarray:
-    """Return the pixels of each class and of ignored values, (256,)."""
-    counts = np.zeros(IGNORED + 1, int)
-    np.add.at(counts, table, annotation.counts)
-    return counts
-
-
-def image_file(data: Path, split: str, pair: Pair) -> Path:
+def image_file(data: Path, pair: Pair) -> Path:
     """Return where the image of a pair is in a project's data."""
-    return data / f"images/{split}/{pair.name}{pair.image.suffix}"
+    return data / f"images/{pair.split}/{pair.name}{pair.image.suffix}"
 
 
 def label_file(data: Path, split: str, name: str) -> Path:
@@ -141,42 +130,37 @@ def earlier_images(data: Path) -> dict[Path, list[Path]]:
     return found
 
 
-def write_pair(
-    read: ReadPair,
-    table: np.ndarray,
-    split: str,
-    data: Path,
-    earlier: Mapping[Path, Sequence[Path]],
-) -> None:
-    """Write the image and the label map of a pair to a split.
+def write_pair(part: ReadPair, data: Path, earlier: dict[Path, list[Path]]) -> None:
+    """Write the image and the label map of a pair to its split.
 
-    `table` has the class of each index. Images of `earlier` runs with its name are replaced.
+    Images of its name are removed, also from `earlier`; they can be of another photo.
     """
-    target = image_file(data, split, read.pair)
-    for path in earlier.get(target.with_suffix(""), ()):  # maybe of another photo
+    target = image_file(data, part.pair)
+    for path in earlier.pop(target.with_suffix(""), ()):
         path.unlink()
-    _write_image(read.pair, read.photo, target)
-    label = table[read.annotation.load()]  # (H, W)
-    if read.is_turned:
-        label = declared(label, orientation=read.photo.orientation).upright().values[..., 0]
-    with atomic_write(label_file(data, split, read.pair.name)) as part:
-        Image.fromarray(label).save(part, "PNG")
+    _write_image(part, target)
+    label = part.classes[part.annotation.load()]  # (H, W)
+    if part.is_turned:
+        label = declared(label, orientation=part.orientation).upright().values[..., 0]
+    with atomic_write(label_file(data, str(part.pair.split), part.pair.name)) as file:
+        Image.fromarray(label).save(file, "PNG")
 
 
-def _write_image(pair: Pair, photo: Photo, target: Path) -> None:
+def _write_image(part: ReadPair, target: Path) -> None:
     """Link to the image of a pair; write it upright if it is not."""
-    if photo.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
+    source = part.pair.image
+    if part.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
         with any_size():
-            image = Image.open(pair.image)
-        with image, atomic_write(target) as part:
+            image = Image.open(source)
+        with image, atomic_write(target) as file:
             # The best quality: `image_demo` reads the original.
             options: Any = {"quality": 100, "subsampling": 0}
             if image.format == "WEBP":
                 options = {"lossless": True}
-            ImageOps.exif_transpose(image).save(part, image.format, **options)
+            ImageOps.exif_transpose(image).save(file, image.format, **options)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        target.symlink_to(pair.image.resolve())
+        target.symlink_to(source.resolve())
     except OSError:  # a file system without links
-        shutil.copyfile(pair.image, target)
+        shutil.copyfile(source, target)

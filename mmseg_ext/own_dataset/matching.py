@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.images.files import files_below
 from mmseg_ext.images.values import IMAGE_SUFFIXES
+from mmseg_ext.own_dataset.annotations.formats import require_no_other
 
 MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
 _TEXT_SUFFIXES = (".json", ".geojson", ".txt")
@@ -23,7 +24,6 @@ _MASK += "|ann(?:ot(?:ations?)?)?"
 _USUAL = f"(?:images?|imgs?|{_MASK})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
 SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
-_BETWEEN_WORDS = re.compile(r"[\W_]+")  # the _ in instances_val
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
 _KIND = "(?:_(?:dir|png|prepped))?(?:_(?:train|val|test))?"  # masks_png, labels_train
 _MASK_NAME = re.compile(
@@ -71,7 +71,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     deeper folders count, too, and the part that fits the last * is the name.
 
     Raises:
-        ValueError: if there is no such folder.
+        ValueError: if there is no such folder, or it has files of another format instead.
     """
     parts = folder.parts
     fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
@@ -87,12 +87,14 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
         if path.suffix.lower() in suffixes and relative.match(pattern):
             name = path.name.removeprefix(start).removesuffix(end) or path.name
             keys[path] = key_of(relative.with_name(name))
+    if not keys and pattern == "*":
+        require_no_other(folder)
     return keys
 
 
 def split_in(name: str) -> str | None:
     """Return the split that is a word of a name, or None."""
-    for word in _BETWEEN_WORDS.split(name):
+    for word in _NAME_PART.findall(name):
         if found := SPLIT_WORD.fullmatch(word):
             return found[1].lower()
     return None

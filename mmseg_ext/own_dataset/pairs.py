@@ -7,13 +7,14 @@ their names (`matching`). Masks of one class each, several for an image, become 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.class_masks import problem_of
-from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
+from mmseg_ext.own_dataset.annotations.formats import format_of
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.matching import (
     Key,
@@ -64,8 +65,6 @@ def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
     of_kind = [annotation for annotation in annotations if is_of_kind(annotation.path)]
     annotations = of_kind or annotations
     images = keyed_files(folder)
-    if not images:
-        require_no_other(folder)
     found = set(filter(is_of_kind, filter(is_source, images)))
     masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
     kept = found - masks
@@ -150,12 +149,9 @@ def _repeated_names(sources: Sources, annotations: Sequence[Annotation]) -> dict
 
 def _make_pair(image: Path, key: Key, fitting: Sequence[Annotation]) -> Pair:
     """Return an image with the annotation that fits, or with several masks of its objects."""
-    annotation, *more = fitting
-    paths = list(annotation.paths)
-    for other in more:
-        paths += other.paths
-    split = key.split or annotation.key.split
-    return Pair(image, annotation._replace(paths=tuple(paths)), key.name, split)
+    first = fitting[0]
+    paths = tuple(chain.from_iterable(annotation.paths for annotation in fitting))
+    return Pair(image, first._replace(paths=paths), key.name, key.split or first.key.split)
 
 
 def _set_splits_in_names(pairs: Sequence[Pair]) -> None:

@@ -24,6 +24,7 @@ from mmseg_ext.engine.config import classes_and_palette, inner_datasets
 from mmseg_ext.images.pictures import colorize, to_picture
 from mmseg_ext.inference.objects import find_objects
 from mmseg_ext.own_dataset.check import Summary
+from mmseg_ext.own_dataset.selection import evenly
 
 PREVIEW = "preview.png"  # its name in a project
 _IMAGES = 12
@@ -123,8 +124,7 @@ def _different_samples(summary: Summary) -> list[Mapping]:
     for i in sorted(summary.largest, key=lambda i: summary.images[i]):
         _, sample = summary.largest[i]
         different.setdefault(sample["img_path"], sample)
-    for i in np.linspace(0, len(summary.samples) - 1, _IMAGES).astype(int):
-        sample = summary.samples[i]
+    for sample in evenly(summary.samples, _IMAGES):
         different.setdefault(sample["img_path"], sample)
     return list(different.values())
 

@@ -5,8 +5,11 @@ are written. Sources never change. A second run writes all pairs again. It keeps
 are in `splits.json`, and the classes in `classes.json`.
 """
 
+import itertools
 import json
+import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +19,12 @@ import numpy as np
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError
-from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.index_map import StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, notes_of, values_of
-from mmseg_ext.own_dataset.check import Summary
+from mmseg_ext.own_dataset.check import FEW_PIXELS, Summary
 from mmseg_ext.own_dataset.classes import IGNORED, follow_file, update_classes
 from mmseg_ext.own_dataset.conversion import (
     ReadPair,
-    class_table,
-    count_classes,
     earlier_images,
     find_turned,
     image_file,
@@ -51,24 +51,6 @@ class Project:
     example: Sequence[Path]  # an image and its masks
     earlier: Sequence[Path] = ()  # images of pairs that only earlier runs wrote, still in the data
     notes: Sequence[str] = ()  # what a user should know
-
-
-@dataclass
-class _Classes:
-    """The classes of a project."""
-
-    names: list[str]
-    of_text: dict[str, int]  # the class of each text, or 255
-    notes: list[str]
-
-
-@dataclass
-class _UsablePair:
-    """A pair that becomes part of a project."""
-
-    read: ReadPair
-    table: np.ndarray  # the class of each index of its annotation
-    counts: np.ndarray  # the pixels of each class
 
 
 def make_project(
@@ -98,25 +80,32 @@ def make_project(
         read, problems = _read_pairs(pairs, reader, Path(maps))
         turned_notes = find_turned(read)
         legend = _describe(reader, read, problems)
-        found = _choose_classes(data, legend, reader, classes, ignored)
-        usable = _convert(read, legend, found, problems)
+        names, of_text, class_notes = _choose_classes(data, legend, reader, classes, ignored, read)
+        usable = _set_classes(read, legend, of_text, problems)
         left_out += filter(None, map(problems.get, sources.images))  # in order
         shares = _missing_shares(pairs, rule)
-        splits = choose_splits([part.read for part in usable], legend, shares, rule, earlier)
-        summaries = _summarize(usable, splits.of_pairs, found.names, data)
+        by_name, split_notes = choose_splits(usable, legend, shares, rule, earlier)
+        summaries = _summarize(usable, names, data, of_text.get("255") == IGNORED)
         _require_pairs(summaries, left_out)
-        write_splits(splits, data)  # before any file, so a run that is killed keeps them
+        write_splits(by_name, data)  # before any file, so a run that is killed keeps them
         dead_links = _remove_dead_links(data)
-        _write(usable, splits.of_pairs, data)
-    _write_state(folder, found, left_out)
+        only_earlier = _write(usable, data)
+    state = {"classes": names, "labels": of_text}
+    write_text(json.dumps(state, indent=1), data / _CLASSES_FILE)
+    write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
     return Project(
-        labels=found.of_text,
-        colors={found.of_text.get(t, IGNORED): rgb for t, rgb in legend.colors.items()},
+        labels=of_text,
+        colors={of_text.get(text, IGNORED): rgb for text, rgb in legend.colors.items()},
         summaries=summaries,
         left_out=left_out,
         example=(pairs[0].image, *pairs[0].annotation.paths),
-        earlier=_only_earlier(usable, splits.of_pairs, data),
-        notes=turned_notes + found.notes + list_notes + splits.notes + dead_links,
+        earlier=only_earlier,
+        notes=turned_notes
+        + _note_on_photos(usable)
+        + class_notes
+        + list_notes
+        + split_notes
+        + dead_links,
     )
 
 
@@ -146,14 +135,25 @@ def _describe(reader: Reader, read: Sequence[ReadPair], problems: Mapping[Path, 
     return legend
 
 
+def _flag_for_strays(read: Sequence[ReadPair], legend: Legend) -> str:
+    """Return the flag that ignores all values of few pixels, as the end of an error."""
+    pixels: Counter[str] = Counter()
+    for part in read:
+        for value, count in zip(part.annotation.values, part.annotation.counts, strict=True):
+            pixels[legend.texts[value]] += int(count)
+    few = [text for text in legend.labels.values() if pixels[text] < FEW_PIXELS * pixels.total()]
+    return f"; to ignore all values of few pixels: --ignore {shlex.join(few)}" if few else ""
+
+
 def _choose_classes(
     data: Path,
     legend: Legend,
     reader: Reader,
     names: Sequence[str] | None,
     ignored: Sequence[str],
-) -> _Classes:
-    """Return the classes; an earlier run's stay."""
+    read: Sequence[ReadPair],
+) -> tuple[list[str], dict[str, int], list[str]]:
+    """Return the classes, the class of each text or 255, and notes; an earlier run's stay."""
     file = data / _CLASSES_FILE
     before = json.loads(file.read_text()) if file.is_file() else None
     are_named = bool(names or legend.names or before)
@@ -174,27 +174,43 @@ def _choose_classes(
     except ValueError as error:
         where = "" if before is None else f"{data.parent}: "
         hint = f"; {legend.hint}" if legend.hint else ""
-        raise ValueError(f"{where}{error}{hint}") from None
+        strays = _flag_for_strays(read, legend)
+        raise ValueError(f"{where}{error}{hint}{strays}") from None
     notes = [*notes, *legend.notes]
     if legend.hint and not names:
         notes.append(legend.hint)
-    return _Classes(found, of_text, notes)
+    return found, of_text, notes
 
 
-def _convert(
-    read: Sequence[ReadPair], legend: Legend, classes: _Classes, problems: dict[Path, str]
-) -> list[_UsablePair]:
-    """Return the pairs with their classes. A pair without any is added to the problems."""
+def _set_classes(
+    read: Sequence[ReadPair],
+    legend: Legend,
+    of_text: Mapping[str, int],
+    problems: dict[Path, str],
+) -> list[ReadPair]:
+    """Set the classes of pairs; return the pairs, without those that are a problem: all ignored."""
     usable = []
     for part in read:
-        table = class_table(part.annotation, legend.texts, classes.of_text)
-        counts = count_classes(part.annotation, table)
+        of_index = [of_text[legend.texts[value]] for value in part.annotation.values]
+        part.classes = np.array(of_index, np.uint8)
+        counts = part.count_classes()
         if counts[IGNORED] == counts.sum():
             path = part.pair.annotation.path
             problems[part.pair.image] = f"{path}: all its pixels are ignored"
         else:
-            usable.append(_UsablePair(part, table, counts))
+            usable.append(part)
     return usable
+
+
+def _note_on_photos(usable: Sequence[ReadPair]) -> list[str]:
+    """Return a note if most photos have as few colors as masks, such as those of one class."""
+    found = [part for part in usable if part.colors <= len(part.annotation.values)]
+    if 2 * len(found) <= len(usable):
+        return []
+    return [
+        f"{len(found)} of {len(usable)} photos, such as {found[0].pair.image}, have no more colors "
+        "than their annotations; if they are masks, give only the folder of photos to --images"
+    ]
 
 
 def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:
@@ -208,15 +224,17 @@ def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:
 
 
 def _summarize(
-    usable: Sequence[_UsablePair], splits: Sequence[str], classes: Sequence[str], data: Path
+    usable: Sequence[ReadPair], classes: Sequence[str], data: Path, ignores_255: bool
 ) -> list[Summary]:
     """Return the summaries of train, val and, if it has pairs, test."""
     summaries = {split: Summary(split, tuple(classes)) for split in SPLITS}
-    for part, split in zip(usable, splits, strict=True):
-        pair, photo = part.read.pair, part.read.photo
-        image, label = image_file(data, split, pair), label_file(data, split, pair.name)
+    for part in usable:
+        split = str(part.pair.split)
+        image, label = image_file(data, part.pair), label_file(data, split, part.pair.name)
         sample = {"img_path": str(image), "seg_map_path": str(label)}
-        summaries[split].add(sample, photo.size[::-1], part.counts, photo.small)
+        summaries[split].add(sample, part.size[::-1], part.count_classes(), part.small)
+        if not ignores_255:  # then no object of a mask is ignored by mistake
+            summaries[split].halves.clear()
     if not summaries["test"].pairs:
         del summaries["test"]
     return list(summaries.values())
@@ -242,24 +260,9 @@ def _remove_dead_links(data: Path) -> list[str]:
     return [f"{len(gone)} links to photos that are gone are removed, such as {gone[0]}"]
 
 
-def _write(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> None:
-    """Write the images and label maps to their splits."""
+def _write(usable: Sequence[ReadPair], data: Path) -> list[Path]:
+    """Write the images and label maps to their splits; return images of only earlier runs."""
     earlier = earlier_images(data)
-    parts = zip(usable, splits, strict=True)
-    for part, split in progress(parts, "writing", len(usable)):
-        write_pair(part.read, part.table, split, data, earlier)
-
-
-def _write_state(folder: Path, classes: _Classes, left_out: Sequence[str]) -> None:
-    """Write the classes, which the next run keeps, and the files that are not in a pair."""
-    state = {"classes": classes.names, "labels": classes.of_text}
-    write_text(json.dumps(state, indent=1), folder / f"data/{_CLASSES_FILE}")
-    write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
-
-
-def _only_earlier(usable: Sequence[_UsablePair], splits: Sequence[str], data: Path) -> list[Path]:
-    """Return the images in the data that only earlier runs wrote."""
-    written = set()
-    for part, split in zip(usable, splits, strict=True):
-        written.add(image_file(data, split, part.read.pair))
-    return [path for path in files_below(data / "images") if path not in written]
+    for part in progress(usable, "writing", len(usable)):
+        write_pair(part, data, earlier)
+    return sorted(itertools.chain.from_iterable(earlier.values()))

@@ -5,6 +5,7 @@ their names, so more images change no earlier choice. Units with a label that a 
 lacks come first. `splits.json` keeps the choice for further runs.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from mmseg_ext.own_dataset.pairs import Pair
 _SPLITS_FILE = "splits.json"
 _FOLD = "/fold"  # in this file; no image has this name
 _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d{1,2}\)?")  # foot_1, foot (12)
+# Of frames that follow one another, half are more alike than all but 5 % of different folders'.
+_LEAST_NEIGHBORS, _FAR = 10, 95
 
 Link = tuple[int, Sequence[int]]  # the number of an image, and those of others that stay with it
 
@@ -44,23 +47,16 @@ class SplitRule:
     lists: Mapping[str, Path] = field(default_factory=dict)  # files with the names of a split
 
 
-@dataclass
-class Splits:
-    """The splits of the pairs of a project."""
-
-    of_pairs: list[str]
-    by_name: dict[str, str]  # those that no folder names, also of earlier runs, and the fold
-    notes: list[str]
-
-
 def choose_splits(
     read: Sequence[ReadPair],
     legend: Legend,
     shares: dict[str, float],
     rule: SplitRule,
     earlier: Mapping[str, str],
-) -> Splits:
-    """Choose the splits that no folder and no list names; the `earlier` choices stay.
+) -> tuple[dict[str, str], list[str]]:
+    """Set the splits that no folder and no list names; the `earlier` choices stay.
+
+    Return what further runs need, the splits by name and the fold, and notes.
 
     `shares` are of splits without a folder or a list. If there are any, the train that these name
     is divided.
@@ -80,7 +76,7 @@ def choose_splits(
     for part in pool:
         names.append(part.pair.name)
         labels[part.pair.name] = set(map(legend.texts.__getitem__, part.annotation.values))
-        small.append(part.photo.small)
+        small.append(part.small)
     if fold:
         shares["val"] = 1 / int(fold.partition("/")[2])
     copies = list(find_copies(small))
@@ -93,26 +89,27 @@ def choose_splits(
         chosen = choose_fold(names, labels, shares.get("test", 0), earlier, groups, fold)
     else:
         chosen = choose(names, labels, shares, earlier, groups)
-    of_pairs: list[Any] = []
+    for part in pool:
+        part.pair.split = chosen[part.pair.name]
     by_name = {**earlier, **chosen}
     for part in read:
-        pair = part.pair
-        of_pairs.append(chosen[pair.name] if pair.split in divided else pair.split)
-        if pair.list_file:
-            by_name[pair.name] = of_pairs[-1]
+        if part.pair.list_file:
+            by_name[part.pair.name] = str(part.pair.split)
     if fold:
         by_name[_FOLD] = fold
     notes = []
     copy_of = {other: i for i, others in copies for other in others if names[other] in groups}
-    for other, first in itertools.islice(copy_of.items(), 1):
+    if copy_of:
+        other, first = next(iter(copy_of.items()))
         notes.append(
-            f"{len(copy_of)} of {len(pool)} images are copies of another one or nearly so, also "
-            f"flipped or turned, such as {pool[other].pair.image} of {pool[first].pair.image}; "
-            "copies are kept in one split"
+            f"{len(copy_of)} of {len(pool)} images are copies of another one, also flipped or "
+            f"turned, or nearly as alike, such as {pool[other].pair.image} of "
+            f"{pool[first].pair.image}; these are kept in one split"
         )
     if not rule.group:
         notes += _note_on_names(names, connect(len(names), copies))
-    return Splits(of_pairs, by_name, notes)
+        notes += _note_on_videos(names, small)
+    return by_name, notes
 
 
 def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
@@ -124,10 +121,10 @@ def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
     return rule.fold or before
 
 
-def write_splits(splits: Splits, data: Path) -> None:
+def write_splits(by_name: Mapping[str, str], data: Path) -> None:
     """Write the chosen splits for further runs."""
-    if splits.by_name:
-        write_text(json.dumps(splits.by_name, indent=1), data / _SPLITS_FILE)
+    if by_name:
+        write_text(json.dumps(by_name, indent=1), data / _SPLITS_FILE)
 
 
 def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[str, str]:
@@ -161,18 +158,53 @@ def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
     recurring: dict[str, list[int]] = defaultdict(list)
     for i, (name, fit) in enumerate(zip(names, found, strict=True)):
         recurring[fit[1] if fit and name not in stems else name].append(i)
-    several = [own for own in recurring.values() if len(set(copies[own])) > 1]
+    several = [stem for stem, own in recurring.items() if len(set(copies[own])) > 1]
     if len(several) < 2:
         return []
-    longest = found[max(several[0], key=lambda i: len(names[i]))]
-    assert longest  # the others are the stem
-    before, separator, _ = longest[1].rpartition(longest[2])
-    pattern = f"{before}{separator}*{longest[2]}"  # IMG_*_ of IMG_0012_1
-    examples = join_names([names[i] for i in several[0]], 3)
+    stem = several[0]
+    examples = [names[i] for i in recurring[stem]]
+    separator = max(examples, key=len)[len(stem) :].rstrip("0123456789)")  # _ in IMG_0012_1
+    flag = _find_flag(names, recurring, stem, separator)
     return [
-        f"{len(several)} names recur with a number, such as {examples}; if these show the same "
-        f"thing, keep them in one split with --group {shlex.quote(pattern)}"
+        f"{len(several)} names recur with a number, such as {join_names(examples, 3)}; if these "
+        f"show the same thing, keep them in one split with {flag}"
     ]
+
+
+def _note_on_videos(names: Sequence[str], small: Sequence[np.ndarray]) -> list[str]:
+    """Return a note if neighbors in folders are alike, as frames of videos and slices of scans."""
+    folder = [name.rpartition("/")[0] for name in names]
+    folders: dict[str, list[int]] = defaultdict(list)
+    near, far = [], []  # how alike neighbors are, and images of different folders
+    for i in range(len(names)):
+        other = i - len(names) // 2
+        folders[folder[i]].append(i)
+        if i and folder[i] == folder[i - 1]:
+            near.append(np.sum(small[i][0] * small[i - 1][0]))
+        if folder[i] != folder[other]:
+            far.append(np.sum(small[i][0] * small[other][0]))
+    if len(near) < _LEAST_NEIGHBORS or not far or np.median(near) < np.percentile(far, _FAR):
+        return []
+    return [
+        f"photos in {len(folders)} folders look like frames of videos; if they are, keep each "
+        f"folder in one split with {_find_flag(names, folders, folder[0], '/')}"
+    ]
+
+
+def _find_flag(
+    names: Sequence[str], groups: Mapping[str, Sequence[int]], stem: str, separator: str
+) -> str:
+    """Return the flag for `new_project` that divides all names into groups, as by this stem."""
+    wanted = connect(len(names), ((own[0], own) for own in groups.values()))
+    before, between, last = stem.rpartition(separator)  # IMG, _ and 0012
+    for start in ("", before + between, stem.rpartition("/")[2].rstrip("0123456789")):
+        for end in (separator, between + last + separator):
+            pattern = f"{start}*{end}"  # IMG_*_
+            with contextlib.suppress(ValueError):  # it fits no name, or the same part of all
+                found = connect(len(names), find_groups(names, pattern))
+                if np.array_equal(found, wanted):
+                    return f"--group {shlex.quote(pattern)}"
+    return "--split"
 
 
 class _Unit(NamedTuple):
@@ -294,33 +326,26 @@ def _pick(units: Sequence[_Unit], count: int, most: int, reached: set[str]) -> l
     for unit in units:
         left.update(unit.labels)
     reached = set(reached)
-    picked: dict[int, _Unit] = {}
-    for i, leave_last in _candidates(units, left, reached):
-        unit = units[i]
-        is_last = leave_last and any(left[label] == 1 for label in unit.labels)
+    picked: dict[str, _Unit] = {}  # by their first names
+
+    def pick(unit: _Unit, keep_last: bool) -> None:
+        nonlocal count
+        is_kept = keep_last and any(left[label] == 1 for label in unit.labels)
         has_room = len(unit.names) <= count and len(picked) < most
-        if has_room and i not in picked and not is_last:
-            picked[i] = unit
+        if has_room and not is_kept and unit.names[0] not in picked:
+            picked[unit.names[0]] = unit
             count -= len(unit.names)
-            reached |= unit.labels
+            reached.update(unit.labels)
             left.subtract(unit.labels)
-    return list(picked.values())
 
-
-def _candidates(
-    units: Sequence[_Unit], left: Mapping[str, int], reached: set[str]
-) -> Iterator[tuple[int, bool]]:
-    """Yield the indices of units, and whether the last unit with a label is to be left.
-
-    The units with a label that is not `reached` come first, rare labels before frequent ones. A
-    label that is reached in the meantime counts no more.
-    """
-    for label in sorted(left, key=lambda label: (left[label], label)):
-        for i, unit in enumerate(units):
+    for label in sorted(left, key=lambda label: (left[label], label)):  # rare ones first
+        for unit in units:
             if label in unit.labels and label not in reached:
-                yield i, True
-    yield from itertools.product(range(len(units)), [True])
-    yield from itertools.product(range(len(units)), [False])
+                pick(unit, keep_last=True)
+    for keep_last in (True, False):
+        for unit in units:
+            pick(unit, keep_last)
+    return list(picked.values())
 
 
 def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:

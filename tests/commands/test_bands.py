@@ -19,6 +19,7 @@ from mmseg_ext.datasets import (
 from mmseg_ext.errors import UnreadableFileError
 from tests.commands.test_export import EXAMPLE
 from tests.datasets.trees import save
+from tests.messages import lines_with
 
 SIZE, INSIDE = (40, 48), np.s_[8:24, 10:34]
 LABEL = np.zeros(SIZE, np.uint8)
@@ -45,11 +46,11 @@ def write_sources(folder: Path, count: int, dtype: type = np.uint16) -> list[str
     for i in range(4):
         save(folder / f"masks/{i}.png", LABEL)
         (folder / "images").mkdir(exist_ok=True)
-        layout = "contig" if count > 1 else None
+        options = dict(photometric="minisblack", planarconfig="contig" if count > 1 else None)
+        if count == 4:  # GDAL declares the last one as alpha
+            options = dict(photometric="rgb", extrasamples=["unassalpha"])
         pixels = bands_of(i, count).astype(dtype)
-        tifffile.imwrite(
-            folder / f"images/{i}.tif", pixels, photometric="minisblack", planarconfig=layout
-        )
+        tifffile.imwrite(folder / f"images/{i}.tif", pixels, **options)
     return ["--images", str(folder / "images"), "--masks", str(folder / "masks")]
 
 
@@ -124,6 +125,7 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     rgb = [count, 1, 1]
     flags = [*write_sources(tmp_path, count), "--from", "scratch", "--rgb", *rgb]
     start_command("new_project", "project", *flags)
+    assert len(lines_with(capsys.readouterr().out, "note", "alpha")) == (count == 4)
     config, work = tmp_path / "project/config.py", tmp_path / "project/work_dir"
     settings = Config.fromfile(config)
     assert settings.model.backbone.in_channels == count and settings.rgb_bands == rgb

@@ -8,7 +8,7 @@ import tifffile
 from PIL import Image
 
 from mmseg_ext.own_dataset.channels import measure_images  # not rounded
-from tests.images.test_files import CONTIG, DEEP, GRAY, NOISE, PAGES, RGB, U16
+from tests.images.test_files import CONTIG, DEEP, GRAY, NOISE, PAGES, RGB, U8, U16
 
 REFLECTANCE = NOISE.astype(U16) * np.arange(1, 7, dtype=U16) * 10  # band i from 0 to 2550 i
 
@@ -64,6 +64,31 @@ def test_bands_of_eight_bits_have_no_range(tmp_path):
     found = measure_images(write(tmp_path, NOISE[..., :4], **four))
     assert found is not None and (found.count, found.value_range, found.colors) == (4, None, True)
     assert found.mean == pytest.approx(NOISE[..., :4].mean((0, 1)).tolist(), abs=0.01)
+
+
+SMOOTH = np.linspace(20, 250, 40 * 48).astype(U8).reshape(40, 48)  # such as near infrared
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png"])
+def test_a_band_with_content_is_kept_where_files_call_it_alpha(suffix, tmp_path):
+    """GDAL and PNG have no other name for a fourth band. Half of the pixels have no data."""
+    infrared = np.where(np.arange(40)[:, None] < 24, 0, SMOOTH)
+    Image.fromarray(np.dstack([RGB, infrared])).save(tmp_path / f"0.{suffix}")
+    found = measure_images([tmp_path / f"0.{suffix}"])
+    assert found is not None and (found.count, found.alpha, found.colors) == (4, (3,), True)
+    assert found.value_range is None and found.mean[3] == pytest.approx(infrared.mean(), abs=0.01)
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png"])
+@pytest.mark.parametrize("other", ["RGBA", "RGB"])
+def test_alpha_of_cut_out_photos_is_no_band(suffix, other, tmp_path):
+    """Its values are opaque or transparent but for soft edges, or some photos have none."""
+    soft = np.full((40, 48), 255, U8)
+    soft[:20], soft[20:28] = 0, SMOOTH[20:28]
+    alpha = soft if other == "RGBA" else SMOOTH
+    Image.fromarray(np.dstack([RGB, alpha])).save(tmp_path / f"0.{suffix}")
+    Image.fromarray(np.dstack([RGB, soft])).convert(other).save(tmp_path / f"1.{suffix}")
+    assert measure_images(sorted(tmp_path.iterdir())) is None
 
 
 def test_images_of_different_kinds_are_named(tmp_path):

@@ -77,6 +77,11 @@ ORDERS = {
     "own names": (["--classes", *"abcd"], [*"abcd"], [0, 1, 2]),
     "without cow": (["--classes", *NAMES[:3]], NAMES[:3], [0, 1, 2]),
     "ignored": (["--ignore", "dog"], ["background", "big cat", "cow"], [0, 1, 255]),
+    "ignored class": (
+        ["--classes", *NAMES, "--ignore", "dog"],
+        ["background", "big cat", "cow"],
+        [0, 1, 255],
+    ),
     "ignored color": (["--ignore", "#33ddff"], ["background", "big cat", "cow"], [0, 1, 255]),
 }
 

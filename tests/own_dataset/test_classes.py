@@ -42,6 +42,22 @@ def test_classes_of_names():
         assign_classes(labels, ["cat"])
 
 
+@pytest.mark.parametrize("values", [(0, 1, 2), (0, 10, 20), (0, 1)])
+def test_names_of_classes_can_be_ignored(values):
+    """The values have the order of --classes. A second run can ignore a class that stays."""
+    labels, names = {value: str(value) for value in values}, ["void", "cat", "dog"]
+    zero, *others = labels.values()
+    found = {zero: 255} | {text: i for i, text in enumerate(others)}
+    assert update_classes(None, labels, names, ["void"])[:2] == (names[1:], found)
+    before = {"classes": names[1:], "labels": found}
+    assert update_classes(before, labels, names, ["void"])[:2] == (names[1:], found)
+    before = {"classes": names, "labels": {text: i for i, text in enumerate(labels.values())}}
+    classes, of_text, _ = update_classes(before, labels, names, ["void"])
+    assert (classes, of_text) == (names, before["labels"] | {zero: 255})
+    with pytest.raises(ValueError, match="--ignore sky: "):
+        update_classes(None, labels, names, ["sky"])
+
+
 @pytest.mark.parametrize(
     ("labels", "names", "ignored", "classes", "found"),
     [

@@ -221,6 +221,10 @@ def test_nothing_is_lost(tmp_path, capsys):
     left_out = ["alone_mask", "broken_mask", "empty", "jpeg_mask", "no_mask", "size_mask"]
     assert sorted(Path(line.partition(": ")[0]).stem for line in lines) == left_out
     assert any("jpeg_mask.png: cannot be read (JPEG" in line for line in lines)
+    assert any(
+        line.endswith("broken_mask.png: cannot be read (does not decode (4 bytes))")
+        for line in lines
+    )
     output = capsys.readouterr().out
     assert output.count("left out: ") == 5 + 1 and lines_with(output, "6 files", "left_out.txt")
     assert re.search(r"^pairs: \S*images/(\S+)\.\w+ with \S*masks/\1_mask\.png,", output, re.M)
@@ -569,6 +573,38 @@ def test_masks_of_other_sizes_in_the_same_proportions_are_resized(kind, tmp_path
         assert lines_with(output, "left out", f"{name}.png", f"{width}x{height}")
 
 
+def numbered(kind: str, i: int) -> np.ndarray:
+    """Return a mask of twelve regions with a number each, as public data have it."""
+    numbers = np.zeros((60, 60), np.uint16)
+    for k in range(1, 13):
+        numbers[4 * k : 4 * k + 3, k : 30 + k] = k
+    random = np.random.RandomState(i)
+    if kind == "colors":
+        colors = random.randint(1, 256, (13, 3)) * (np.arange(13) > 0)[:, None]
+        return colors.astype(np.uint8)[numbers]
+    if kind == "KITTI":  # seven classes of stuff in several regions, and cars
+        numbers[:, 50::2] = 5
+        return np.where(numbers > 6, 26 * 256 + numbers + i % 2, numbers * 256)
+    if kind == "classes":
+        numbers[:, 40:] = random.permutation(12).repeat(5)[:, None]
+        numbers[:, ::2] = 0
+    return numbers.astype(np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["colors", "KITTI", "equal numbers", "classes"])
+def test_values_that_perhaps_number_objects_are_a_note(kind, tmp_path, capsys):
+    """Of every image; it is no error, because they can be classes, and --classes names these."""
+    for i in range(4):
+        save(tmp_path / f"images/{i}.png", random_image(np.random.RandomState(i), (60, 60)))
+        save(tmp_path / f"masks/{i}.png", numbered(kind, i))
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "--objects")
+    assert len(notes) == (kind != "classes")
+    for note in notes:
+        values = {"colors": 49, "KITTI": 14, "equal numbers": 13}
+        check_message(note, values[kind], todo="--objects")
+
+
 def test_values_that_count_no_objects(tmp_path, capsys):
     """Classes in several regions, and organs: one region each, but not numbered in each image."""
     save_images(tmp_path / "images", 20)
@@ -673,6 +709,37 @@ def test_transparent_pixels_are_background(tmp_path):
     assert Config.fromfile(tmp_path / "project/config.py").palette == (COLORS + 9).tolist()
 
 
+@pytest.mark.parametrize("few", [8, 3])
+def test_photos_that_are_masks_are_a_note(few, tmp_path, capsys):
+    """As another version of the masks, whose names fit better than those of the photos."""
+    for i in range(8):
+        label = scene(i)[0]
+        photo = random_image(np.random.RandomState(i), SIZE)
+        save(tmp_path / f"images/{i}.png", label * np.uint8(40) if i < few else photo)
+        save(tmp_path / f"masks/{i}.png", label)
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, tmp_path / "images/0.png", "colors")
+    assert len(notes) == (few > 4)
+    for note in notes:
+        check_message(note, 8, todo="--images")
+
+
+def test_stray_values_are_listed_as_a_flag(tmp_path, capsys):
+    """All of them, so that the line can be copied."""
+    strays = [str(value) for value in range(30, 60, 2)]
+    for i in range(4):
+        label = np.zeros((200, 200), np.uint8)
+        label[:90], label[150, : len(strays)] = 128, strays
+        save(tmp_path / f"images/{i}.png", random_image(np.random.RandomState(i), (200, 200)))
+        save(tmp_path / f"masks/{i}.png", label)
+    flags = ["--classes", "sky", "cell"]
+    assert run(tmp_path, *flags) == 1
+    flag = f"--ignore {' '.join(strays)}"
+    (line,) = lines_with(capsys.readouterr().err, flag)
+    assert line.endswith(flag)
+    assert run(tmp_path, *flags, *flag.split()) == 0
+
+
 PAGES = np.stack([PHOTO[..., 0], PHOTO[..., 0] + np.uint8(1)])
 KINDS = {  # masks as tifffile and OpenCV write them, from label maps
     "big_endian": lambda m: (m * np.uint16(300), dict(byteorder=">", bigtiff=True)),
@@ -719,6 +786,12 @@ def test_mixed_codes_are_a_note(tmp_path, capsys):
     assert sum(int(count) for _, count in found) == 4
     assert check(tmp_path) == 0
     assert len(re.findall(note, capsys.readouterr().out)) == len(found)
+    shutil.rmtree(tmp_path / "project")
+    for path in (tmp_path / "masks").iterdir():
+        label = np.asarray(Image.open(path))
+        save(path, np.where(label == 255, 7, label))
+    assert run(tmp_path, "--ignore", "7") == 0  # no mask has 255
+    assert not re.search(note, capsys.readouterr().out)
 
 
 def test_copies_and_groups_stay_together(tmp_path, capsys):
@@ -870,14 +943,17 @@ def test_bad_lists_are_one_line(tmp_path, capsys):
         ("IMG_000{}", "IMG_000{}_{}", "--group 'IMG_*_'"),
         ("{}", "{} ({})", "--group '* ('"),
         ("{}-0", "{}-{}", "--group '*-'"),
+        ("K{}_crop_0", "K{}_crop_{}", "--group '*_crop_'"),
     ],
 )
 def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys):
     """Such as x, x_1 and x_2, if they are not all copies; the flag that it names works."""
     plants = {}
-    for i in range(12):
+    others = ["a_b", "a_c"] if "crop" in name else []  # which *_ would join
+    for i in range(12 + len(others)):
         own = counted.format(i // 3, i % 3) if i % 3 else name.format(i // 3)
-        plants[own] = i // 3
+        own = own if i < 12 else others[i - 12]
+        plants[own] = i // 3 if i < 12 else own
         save(tmp_path / f"images/{own}.png", random_image(np.random.RandomState(i), SIZE))
         save(tmp_path / f"masks/{own}.png", scene(i)[0])
     assert run(tmp_path) == 0
@@ -888,6 +964,39 @@ def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys)
     splits = splits_of(tmp_path)
     assert {plants[own] for own in splits["val"]}.isdisjoint(map(plants.get, splits["train"]))
     assert not lines_with(capsys.readouterr().out, "--group")
+
+
+@pytest.mark.parametrize(
+    ("folders", "flag"),
+    [
+        (["p1/seq1", "p1/seq2", "p2/seq3"], "--group 'seq*/'"),
+        (["a", "b", "c"], "--group '*/'"),
+        (["a/x", "b/x", "b/y"], "--split"),
+        (["a", "b", "c"], ""),
+    ],
+)
+def test_videos_bring_a_note(folders, flag, tmp_path, capsys):
+    """If frames that follow one another in a folder are alike; the flag that it names works."""
+    for k, folder in enumerate(folders):
+        own, noise = np.random.RandomState(k), np.random.RandomState(99 + k)
+        photo = random_image(own, SIZE)
+        for i in range(6):
+            if flag:  # else all photos differ
+                photo = (0.8 * photo + 0.2 * random_image(noise, SIZE)).astype(np.uint8)
+            else:
+                photo = random_image(noise, SIZE)
+            save(tmp_path / f"images/{folder}/{i:03d}.png", photo)
+            save(tmp_path / f"masks/{folder}/{i:03d}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "folders")
+    assert len(notes) == bool(flag)
+    for note in notes:
+        check_message(note, 3, todo=flag)
+    if "group" in flag:
+        shutil.rmtree(tmp_path / "project")
+        assert run(tmp_path, *shlex.split(flag)) == 0
+        assert not lines_with(capsys.readouterr().out, "folders")
+        assert len({str(Path(name).parent) for name in label_maps(tmp_path)}) == 3
 
 
 def test_names_that_count_all_photos_bring_no_note(tmp_path, capsys):

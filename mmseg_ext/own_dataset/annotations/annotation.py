@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmseg_ext.errors import LabelError
-from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
-from mmseg_ext.own_dataset.matching import Key, keyed_files
+from mmseg_ext.own_dataset.annotations.formats import format_of
+from mmseg_ext.own_dataset.matching import Key
 
 BACKGROUND = "background"
 
@@ -28,19 +28,6 @@ class Annotation(NamedTuple):
         return self.paths[0]
 
 
-def annotations_below(folder: Path, suffixes: Sequence[str]) -> list[Annotation]:
-    """Return each file below a folder, or of a pattern, as an annotation; see `keyed_files`."""
-    found = keyed_files(folder, suffixes)
-    if not found:
-        require_no_other(folder)
-    return [Annotation(key, (path,)) for path, key in found.items()]
-
-
-def path_of_name(name: str) -> Path:
-    """Return the path in an image's name, which can have Windows' separators."""
-    return Path(name.replace("\\", "/").lstrip("/"))
-
-
 @contextlib.contextmanager
 def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
     """Raise any error as `LabelError` with the file's path; any bytes can be in the file.
@@ -51,7 +38,7 @@ def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
         yield
     except Exception as error:
         where = f"{path}: {image_name}" if image_name else str(path)
-        reason = str(error)
+        reason = str(error).removeprefix(f"{path}: ")
         if not isinstance(error, (ValueError, OSError)):  # such as KeyError('shapes')
             reason = f"{error!r}; docs/own_dataset.md shows which formats can be read"
         problem = format_of(path, flag) or f"cannot be read ({reason})"

@@ -13,12 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.annotation import (
-    BACKGROUND,
-    Annotation,
-    path_of_name,
-    reading,
-)
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, at_image_size
 from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
@@ -100,7 +95,8 @@ def _annotations(
     for entry in content["images"]:
         number = str(entry["id"])
         known.add(number)
-        folder_split, name = key_of(path_of_name(entry["file_name"]))
+        file_name = entry["file_name"].replace("\\", "/")  # Windows' separators
+        folder_split, name = key_of(Path(file_name.lstrip("/")))
         image = (entry, objects[number], categories)
         key = Key(folder_split or file_split, name)
         yield Annotation(key, (path,), entry["file_name"], image)

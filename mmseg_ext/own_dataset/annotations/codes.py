@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mmseg_ext.images.values import Pixels, is_tiff, read_pixels
+from mmseg_ext.images.files import read
+from mmseg_ext.images.values import Pixels, is_tiff
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
@@ -51,12 +52,13 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
     With `binary` the brighter half of the values becomes white, and the others black.
 
     Raises:
-        ValueError: if the file is no mask.
+        UnreadableFileError: if the file does not decode.
+        ValueError: if it is no mask.
     """
     data = path.read_bytes()
     if data.startswith(b"\xff\xd8") and not binary:
         raise ValueError("JPEG changes a mask; export PNG, or if all are black and white, --binary")
-    pixels = read_pixels(data, indices=not binary)
+    pixels = read(data, str(path), indices=not binary)
     if is_tiff(data):
         pixels = pixels.upright()
     missing = np.zeros(pixels.values.shape[:2], bool)

@@ -4,7 +4,6 @@ An index map does not depend on the classes, which are known only after all anno
 It waits in a compressed file, so each annotation is decoded once.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,13 @@ class StoredMap:
     values: Sequence[Any]  # the value of each index
     counts: np.ndarray  # the pixels of each index, (len(values),)
     shape: tuple[int, ...]  # height and width
-    dtype: np.dtype
     file: Path
     notes: Sequence[str]  # see `IndexMap`
 
     def load(self) -> np.ndarray:
         """Return the index of each pixel, (H, W)."""
-        data = zlib.decompress(self.file.read_bytes())
-        return np.frombuffer(data, self.dtype).reshape(self.shape)
+        with np.load(self.file) as arrays:
+            return arrays["indices"]
 
 
 @dataclass
@@ -47,11 +45,11 @@ class IndexMap:
 
     def store(self, annotation: Annotation, file: Path) -> StoredMap:
         """Write the indices of an annotation to a file."""
-        dtype = np.min_scalar_type(len(self.values))
-        indices = np.ascontiguousarray(self.indices, dtype)
+        indices = self.indices.astype(np.min_scalar_type(len(self.values)), copy=False)
         counts = np.bincount(indices.ravel(), minlength=len(self.values))
-        file.write_bytes(zlib.compress(indices.tobytes(), 1))  # fast, and small enough
-        return StoredMap(annotation, self.values, counts, indices.shape, dtype, file, self.notes)
+        with file.open("wb") as out:
+            np.savez_compressed(out, indices=indices)
+        return StoredMap(annotation, self.values, counts, indices.shape, file, self.notes)
 
 
 def index_map(values: np.ndarray) -> IndexMap:

@@ -20,7 +20,6 @@ from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
 from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
-    GRAY,
     NODATA,
     PALETTE,
     color_of,
@@ -43,7 +42,8 @@ _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
 _BLENDS = 3  # values; fewer can be classes at borders
 _SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
-_MASKS_LOOKED_AT = 8  # to find out whether values number objects
+_MASKS_LOOKED_AT, _VALUES_LOOKED_AT = 8, 50  # of a mask, to find out whether they number objects
+_CERTAIN, _PERHAPS = "certain", "perhaps"
 OBJECT = "object"
 OBJECT_VALUES = ("no object", OBJECT, "border")
 
@@ -86,18 +86,7 @@ class Masks(Reader):
             if text.startswith("#"):
                 colors.setdefault(text, list(bytes.fromhex(text[1:])))
         legend = Legend(labels, texts, colors, notes=notes, names=names)
-        if not colored and _number_objects(maps):
-            text = (
-                f"the values up to {max(labels)} seem to number objects, because each is one "
-                "region and images have different ones; use --objects"
-            )
-            if len(labels) < _MANY:
-                legend.hint = text
-            else:
-                path = maps[0].annotation.path
-                legend.problem = f"{path}: {text}, or name the classes with --classes"
-        else:
-            legend.hint = _hint_at_blends(labels, texts, maps, number_of)
+        _add_hint(legend, maps, number_of)
         if NODATA in every:
             labels[-1] = texts[NODATA] = self.ignored[0]
         return legend
@@ -165,7 +154,7 @@ def _colors_count(codes: Collection[int]) -> bool:
 
 def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the RGB color of each text of these codes; none if no palette or color is there."""
-    if all(kind_of(code) == GRAY or is_gray(code) for code in texts):
+    if all(map(is_gray, texts)):
         return {}
     colors = {}
     # A palette's color comes last: it counts, not the black of transparent pixels.
@@ -174,13 +163,32 @@ def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
     return colors
 
 
-def _hint_at_blends(
-    labels: Mapping[int, str],
-    texts: Mapping[int, str],
-    maps: Sequence[StoredMap],
-    number_of: Callable,
-) -> str:
+def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> None:
+    """Add what values can be instead of classes: numbers of objects, or blends of other values."""
+    count = len(legend.labels)
+    objects = _count_objects(maps, number_of)
+    if objects == _CERTAIN:
+        text = (
+            f"the values up to {max(legend.labels)} seem to number objects, because each is one "
+            "region and images have different ones; use --objects"
+        )
+        if count < _MANY:
+            legend.hint = text
+        else:
+            path = maps[0].annotation.path
+            legend.problem = f"{path}: {text}, or name the classes with --classes"
+        return
+    legend.hint = _hint_at_blends(legend, maps, number_of)
+    if objects == _PERHAPS and not legend.hint and not legend.names:
+        legend.hint = (
+            f"the {count} values are perhaps numbers or colors of objects, because most are one "
+            "region in a mask, or above 255; if they are, use --objects"
+        )
+
+
+def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> str:
     """Return a hint if values are mostly between others, as interpolation makes them at borders."""
+    labels, texts = legend.labels, legend.texts
     if len(labels) < _BLENDS + 2:
         return ""
     pixels: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # all, and between others
@@ -209,23 +217,41 @@ def _hint_at_blends(
     )
 
 
-def _number_objects(maps: Sequence[StoredMap]) -> bool:
-    """Return whether values count from 1, or are in few masks, and each is one region."""
-    numbers_of_maps = [set(map(index_of, part.values)) - {0} for part in maps]
-    counts = list(map(len, numbers_of_maps))
+def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
+    """Return whether values number objects, each in one region: `_CERTAIN`, `_PERHAPS` or nothing.
+
+    Gray values do if they count from 1, or are in few masks, and masks have different ones. Many
+    values can do if they are above 255, in few masks, or the same in all masks.
+    """
+    numbers_of_maps = [set(map(number_of, part.values)) - {0} for part in maps]
+    counts = np.array(list(map(len, numbers_of_maps)))
     every: set[int] = set().union(*numbers_of_maps)
-    several = np.flatnonzero(np.array(counts) > 1).tolist()
-    images_are_equal = len(set(counts)) < 2
-    if images_are_equal or len(every) < _FEW or not several:
-        return False
-    counted = sum(max(numbers_of_maps[i]) == counts[i] for i in several)
-    if counted <= 0.9 * len(several) and sum(counts) >= 2 * len(every):
-        return False
-    regions = objects = 0
-    for i in evenly(several, _MASKS_LOOKED_AT):
-        numbers = index_of(np.array(maps[i].values)).astype(np.uint16)
-        mask = numbers[maps[i].load()]  # (H, W)
-        for number in numbers_of_maps[i]:
-            regions += cv2.connectedComponents((mask == number).view(np.uint8))[0] - 1
-            objects += 1
-    return regions <= 1.2 * objects
+    several = np.flatnonzero(counts > 1).tolist()
+    if len(every) < _FEW or not several:
+        return ""
+    some = [maps[i] for i in several]
+    is_gray, differ = number_of is index_of, len(set(counts)) > 1
+    from_one = sum(max(numbers_of_maps[i]) == counts[i] for i in several) > 0.9 * len(several)
+    in_few = counts.sum() < 2 * len(every)
+    in_all = counts.sum() == len(maps) * len(every)
+    are_counted = differ and (from_one or in_few)
+    if is_gray and are_counted and _count_regions(some, number_of).mean() <= 1.2:
+        return _CERTAIN
+    if len(every) < _MANY:
+        return ""
+    if is_gray and max(every) > 255:  # as 26001 is a car
+        return _PERHAPS
+    if (in_few or in_all) and (_count_regions(some, number_of) == 1).mean() > 0.6:
+        return _PERHAPS
+    return ""
+
+
+def _count_regions(maps: Sequence[StoredMap], number_of: Callable) -> np.ndarray:
+    """Return the number of regions of each value but 0 in some masks, (N,)."""
+    regions = []
+    for part in evenly(maps, _MASKS_LOOKED_AT):
+        numbers = number_of(np.array(part.values)).astype(np.int32)
+        mask = numbers[part.load()]  # (H, W)
+        for number in evenly(sorted({*numbers.tolist()} - {0}), _VALUES_LOOKED_AT):
+            regions.append(cv2.connectedComponents((mask == number).view(np.uint8))[0] - 1)
+    return np.array(regions)

@@ -7,13 +7,14 @@ last one is read. The classes of a project are chosen from these texts.
 """
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, annotations_below
+from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
+from mmseg_ext.own_dataset.matching import keyed_files
 
 
 @dataclass
@@ -55,7 +56,9 @@ class Reader:
     @classmethod
     def find(cls, source: Any) -> "Reader":
         """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        return cls(annotations_below(source, cls.suffixes), is_pattern="*" in str(source))
+        found = keyed_files(source, cls.suffixes)
+        annotations = [Annotation(key, (path,)) for path, key in found.items()]
+        return cls(annotations, is_pattern="*" in str(source))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.
@@ -72,16 +75,14 @@ class Reader:
 
 def notes_of(maps: Sequence[StoredMap]) -> list[str]:
     """Return a line for each different note of the index maps, with its number."""
-    count: Counter[str] = Counter()
-    first: dict[str, Any] = {}
+    noted: dict[str, list[Annotation]] = defaultdict(list)
     for part in maps:
-        count.update(part.notes)
         for note in part.notes:
-            first.setdefault(note, part.annotation)
+            noted[note].append(part.annotation)
     lines = []
-    for note, times in count.items():
-        where = f"{first[note].path} {first[note].image_name}".rstrip()
-        lines.append(f"{note} ({times} in all, the first in {where})")
+    for note, annotations in noted.items():
+        where = f"{annotations[0].path} {annotations[0].image_name}".rstrip()
+        lines.append(f"{note} ({len(annotations)} in all, the first in {where})")
     return lines
 
 

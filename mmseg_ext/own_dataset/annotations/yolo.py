@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, annotations_below, reading
+from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
 from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
 
 
@@ -32,8 +32,8 @@ class Yolo(ShapeFiles):
         names = content.get("names") or {}
         pairs = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {int(number): label_of(name) for number, name in sorted(pairs)}
-        found = annotations_below(folder, cls.suffixes)
-        reader = cls(found, names=list(labels.values()), labels=labels)
+        reader: Any = super().find(folder)
+        reader.names, reader.labels = list(labels.values()), labels
         if labels:
             reader.notes = [f"names of classes: {file}"]
         return reader
