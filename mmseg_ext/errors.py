@@ -54,6 +54,7 @@ def one_line(error: object, length: int | None = None) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
+    """Return a text with at most so many characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
