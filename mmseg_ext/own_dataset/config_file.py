@@ -33,7 +33,7 @@ LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as
 VALIDATIONS = 10  # in a training
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 _MAPS_LOOKED_AT = 100
-RARE = 0.02  # share of the pixels; a rarer class brings class weights
+RARE = 0.02  # share of the pixels that needs no class weight
 _LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
 _DISTORTION = ' dict(type="PhotoMetricDistortion"),'
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
@@ -162,6 +162,7 @@ def _network_parts(start: Start) -> dict[str, Any]:
     parts: dict[str, Any] = dict(
         backbone=start.backbone, neck=start.neck, widths=start.widths, init=None
     )
+    parts |= dict(ea_channels=start.ea_channels, channels=start.channels)
     parts |= dict(pyramid="FPN", in_index=[0, 1, 2, 3], c1="", load_from=None, terms="")
     if start.checkpoint:
         parts["init"] = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")'
@@ -265,12 +266,18 @@ def _count_narrow(label: np.ndarray, side: int, classes: int) -> np.ndarray:
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:
-    """Return weights by share^(-1/4) if a class is rare.
+    """Return weights by a power of the share of the pixels, so that rare classes count.
 
-    Without weights a short training finds no rare class; with share^(-1/2) frequent classes lose
-    their borders (docs/own_dataset.md).
+    The power is the first of 0, -1/4, -3/8 and -1/2 with which each class has `RARE` of all
+    weights, else -1/2. With a smaller power a short training does not find the class; with a
+    larger one frequent classes lose their borders (docs/own_dataset.md).
     """
-    if share[share > 0].min() >= RARE:
+    found = share > 0
+    for power in (0, -1 / 4, -3 / 8, -1 / 2):
+        raw = np.where(found, np.maximum(share, 1e-9) ** power, 0)
+        weights = raw / (raw * share).sum()  # 1 in the mean of all pixels
+        if (weights * share)[found].min() >= RARE:
+            break
+    if power == 0:
         return None
-    raw = np.where(share > 0, np.maximum(share, 1e-9) ** -0.25, 0)
-    return [float(f"{min(weight, 20):.3g}") for weight in raw / (raw * share).sum()]
+    return [float(f"{min(weight, 20):.3g}") for weight in weights]

