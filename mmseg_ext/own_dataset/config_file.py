@@ -33,7 +33,7 @@ LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as
 VALIDATIONS = 10  # in a training
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 _MAPS_LOOKED_AT = 100
-RARE = 0.02  # share of the pixels that needs no class weight
+RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 _LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
 _DISTORTION = ' dict(type="PhotoMetricDistortion"),'
 _RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
