@@ -260,8 +260,7 @@ def _values(image: Any, channels: int) -> "np.ndarray":
     if isinstance(image, np.ndarray):  # a frame
         return image
     pixels = read(read_bytes(str(image)), str(image)) if isinstance(image, Path) else image
-    alpha = () if pixels.values.shape[2] == channels else pixels.alpha
-    return np.delete(pixels.upright().values, alpha, axis=2)
+    return pixels.upright().bands(channels)
 
 
 def _write_maps(

@@ -73,6 +73,12 @@ class Pixels:
             values = values[:, ::-1]
         return replace(self, values=values, orientation=1)
 
+    def bands(self, channels: int) -> np.ndarray:
+        """Return the values without declared alpha, unless it is one of so many channels."""
+        if not self.alpha or self.values.shape[2] == channels:
+            return self.values
+        return np.delete(self.values, self.alpha, axis=2)
+
     def fit(self, channels: int, value_range: ValueRange | None = None) -> np.ndarray:
         """Return the image as a network of so many channels takes it, (H, W, channels), uint8.
 
@@ -83,9 +89,8 @@ class Pixels:
         Raises:
             ValueError: if the channels do not fit, or the values need a range.
         """
-        values, count = self.values, self.values.shape[2]
-        if count != channels and self.alpha:
-            values = np.delete(values, self.alpha, axis=2)
+        count = self.values.shape[2]
+        values = self.bands(channels)
         if values.shape[2] == 1 and channels == 3:
             values = np.repeat(values, 3, axis=2)
         if values.shape[2] != channels:
