@@ -115,7 +115,7 @@ LOOPS = (
     Loop(EANET, 16, 14, stock=True, limit=60),
     Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
     Loop(EANET, 16, 4),
-    Loop(EANET, 16, 14, keys={"compile": {"target": "blocks"}}, limit=120),
+    Loop(EANET, 16, 14, keys={"compile_blocks": True}, limit=120),
 )
 QUICK_LOOPS = (
     Loop(EANET, 2, 0, precision="float32"),

@@ -164,15 +164,14 @@ class DurableRunner(Runner):
         """Compile a model's `loss`; `train_step` would compile again in eight iterations."""
         model: Any = unwrap_model(self.model)
         settings = self.cfg.get("compile")
-        if settings and self.deterministic:
+        compiles = settings or self.cfg.get("compile_blocks")
+        if compiles and self.deterministic:
             self.logger.warning(
                 "compile: torch may compile other kernels after a restart, so a resumed run can "
                 "differ in spite of randomness.deterministic=True"
             )
         if settings is True:
             settings = {}
-        if isinstance(settings, dict) and "target" in settings:
-            return  # `AccelerationHook` compiles parts of the model
         if isinstance(settings, dict) and hasattr(model, "loss"):
             model.loss = torch.compile(model.loss, **settings)
             self.logger.info("compile: the first iterations are slow")

@@ -2,8 +2,9 @@
 
 - `channels_last`: convolutions compute in the memory layout of cuDNN's fastest kernels. Results
   differ by rounding. On a GPU this is the default for models of mmsegmentation and of this package.
-- `compile = dict(target='blocks')`: the repeated blocks of a network are compiled, and blocks of
-  equal shapes share the result. Compiling a complete network takes minutes.
+- `compile_blocks = True`, or a dict of arguments of `torch.compile`: the repeated blocks of a
+  network are compiled, and blocks of equal shapes share the result. Compiling a complete network
+  takes minutes. mmengine's Runner would pass an entry of `compile` on to torch.
 - `cuda_graph = True`: a GPU repeats the kernels of a step without Python. Results are bit-equal.
 """
 
@@ -337,7 +338,7 @@ def _shapes(batch: dict) -> list[tuple]:
 
 
 class AccelerationHook(Hook):
-    """Applies `channels_last`, `compile` and `cuda_graph` of the config."""
+    """Applies `channels_last`, `compile_blocks` and `cuda_graph` of the config."""
 
     def __init__(self):
         self._compiled = False  # blocks
@@ -361,21 +362,25 @@ class AccelerationHook(Hook):
         if torch.cuda.is_available() and "channels_last" not in runner.cfg:
             for name in sorted(untested_layers(model)):
                 runner.logger.info(f"channels_last: not tested with {name}; try channels_last=True")
-        settings = runner.cfg.get("compile")
-        if settings:  # an earlier run of the process may have ended in a validation
-            eager_stance(False)
+        compiles_blocks = runner.cfg.get("compile_blocks")
+        if compiles_blocks or runner.cfg.get("compile"):
+            eager_stance(False)  # an earlier run of the process may have ended in a validation
             torch.compiler.reset()  # torch counts compilations up to a limit, of all runs
-        if isinstance(settings, dict) and settings.get("target") == "blocks":
-            of_torch = dict(settings)
-            del of_torch["target"]
-            count = compile_blocks(model, **of_torch)
-            self._compiled = True
-            runner.logger.info(f"compile: {count} blocks; the first iterations are slow")
+        if compiles_blocks:
+            self._compile_blocks(runner)
         if runner.cfg.get("cuda_graph"):
             if is_model_wrapper(runner.model) or not torch.cuda.is_available():
                 runner.logger.warning("cuda_graph: needs one GPU and one process; runs without it")
             else:
                 model.train_step = GraphedStep(model)
+
+    def _compile_blocks(self, runner) -> None:
+        settings = runner.cfg.compile_blocks
+        if settings is True:
+            settings = {}
+        count = compile_blocks(unwrap_model(runner.model), **settings)
+        self._compiled = True
+        runner.logger.info(f"compile_blocks: {count} blocks; the first iterations are slow")
 
     def before_val(self, runner) -> None:
         if self._compiled:  # images of each size would compile again, up to torch's limit

@@ -138,8 +138,9 @@ def _of_constructor(failure: _Failure) -> LaunchError | None:
 
 def _of_step(failure: _Failure) -> Exception | None:
     """Explain what a training step demands of the compiler and of the batch."""
-    if failure.runs("_maybe_compile"):
-        return LaunchError(f"compile={dict(failure.entries)['compile']!r}: {failure.reason}")
+    for key, method in (("compile", "_maybe_compile"), ("compile_blocks", "_compile_blocks")):
+        if failure.runs(method):
+            return LaunchError(f"{key}={dict(failure.entries)[key]!r}: {failure.reason}")
     if "Expected more than 1 value per channel" not in failure.reason:
         return None
     return RunError(  # in one process, or all

@@ -25,7 +25,7 @@ from mmseg_ext.upstream import base_configs
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
 KEYS = set(inspect.signature(Runner).parameters)
-KEYS |= {"activation_checkpointing", "compile"}
+KEYS |= {"activation_checkpointing", "compile", "compile_blocks"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}

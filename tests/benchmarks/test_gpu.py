@@ -8,16 +8,19 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.gpu import first_step
 from benchmarks.gpu.attention_backends import attention_backends
 from benchmarks.gpu.claims import CLAIMS, Claim
+from benchmarks.gpu.plan import QUICK_VARIANTS
 from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
 from benchmarks.gpu.stage import Run
 from benchmarks.gpu.summary import hours, stage_summary
-from tests.engine.runs import ROOT, run
+from benchmarks.gpu.variants import variants
+from tests.engine.runs import ROOT, in_server, run
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")
 
@@ -41,6 +44,30 @@ def test_every_stage_runs(tmp_path):
     assert all(row["different"] == 0 for row in results["stages"]["training"]["rows"][:1])
     text = (tmp_path / "gpu.md").read_text()
     assert all(f"## {name}\n" in text for name in STAGES)
+
+
+def quick_variants() -> list[dict]:
+    return [*variants(Run("cpu", quick=True, end=time.time() + 200))]
+
+
+@pytest.mark.slow
+def test_variants():
+    """Each lever has its switch, and the losses of all variants are nearly equal."""
+    rows = in_server(quick_variants)
+    assert isinstance(rows, list)
+    titles = [(row["options"], row["precision"]) for row in rows if "options" in row]
+    assert sorted(titles) == sorted((v.options, v.precision) for v in QUICK_VARIANTS)
+    measured = [row for row in rows if "images per s" in row]
+    skipped = {row["options"]: row["skipped"] for row in rows if "skipped" in row}
+    assert skipped.pop("graph") == "needs CUDA" and {*skipped} <= {"nhwc"}  # in bfloat16
+    assert len(measured) + len(skipped) == len(QUICK_VARIANTS) - 1
+    losses = [float(row["fifth loss"]) for row in measured]
+    np.testing.assert_allclose(losses, losses[0], rtol=2e-3)
+    assert len({row["weights"] for row in measured}) == len(measured)
+    columns = {"of the peak", "busy ms", "operators", "us per operator", "peak GiB"}
+    assert all({*columns, "first step, s"} <= row.keys() for row in measured)
+    operators = {row["options"]: row["operators"] for row in measured}
+    assert operators["merged fused published strips256"] < operators[""]
 
 
 def test_attention_backends():

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch._dynamo import register_backend
 from torch.utils._pytree import tree_leaves
@@ -314,8 +315,8 @@ def test_blocks_are_compiled_for_training_only(tmp_path, monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    for i, compiled in enumerate((False, dict(target="blocks", backend="counted"))):
-        text = f"compile = {compiled}\ntrain_cfg.update(max_iters=3, val_interval=2)\n"
+    for i, compiled in enumerate((False, dict(backend="counted"))):
+        text = f"compile_blocks = {compiled}\ntrain_cfg.update(max_iters=3, val_interval=2)\n"
         text += "log_processor = dict(window_size=1)\n"
         text += "model['backbone'].update(depth=34, num_stages=1, strides=(1,), dilations=(1,))\n"
         text += "model['backbone']['out_indices'], model['decode_head']['in_channels'] = (0,), 8\n"
@@ -329,6 +330,20 @@ def test_blocks_are_compiled_for_training_only(tmp_path, monkeypatch):
     warnings = [log_text(tmp_path / f"work{i}").count("WARNING - compile") for i in range(2)]
     assert warnings == [0, 1]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_mmengines_runner_trains_with_the_keys(tmp_path):
+    """Our command applies them, and mmsegmentation's ignores them."""
+    text = "runner_type, channels_last, cuda_graph = 'Runner', True, True\n"
+    text += "compile_blocks = dict(backend='eager')\ntrain_cfg['max_iters'] = 2\n"
+    config = write_config(tmp_path, UNVALIDATED + text)
+    train_here(config, tmp_path / "ours")
+    assert "compile_blocks: 8 blocks" in log_text(tmp_path / "ours")
+    cfg = Config.fromfile(config)
+    cfg.work_dir = str(tmp_path / "stock")
+    Runner.from_cfg(cfg).train()
+    assert "compile_blocks: " not in log_text(tmp_path / "stock")
 
 
 def test_blocks_are_those_of_the_backbone():

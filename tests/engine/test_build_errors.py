@@ -84,6 +84,7 @@ WRONG: list[tuple] = [
     ("model.decode_head", POOLED, "train_dataloader.batch_size: ValueError: "),
     ("compile", {"backend": "foo"}),
     ("compile", {"mode": "foo"}),
+    ("compile_blocks", {"backend": "foo"}),
 ]
 SUGGESTED = {"AdmW": "AdamW", "chanels": "channels"}
 SUGGESTED |= {"SyncBNN": "SyncBN", "intervall": "interval", "DurableRuner": "DurableRunner"}
