@@ -181,6 +181,20 @@ def test_shapes_of_a_turned_photo(declared, tmp_path):
     assert label.shape == upright and not notes
 
 
+@pytest.mark.parametrize("stored", [SIZE, SIZE[::-1]])
+def test_polygons_of_label_studio_on_a_turned_photo(stored, tmp_path):
+    """It multiplies shares of the upright photo by the sides of the file, without its EXIF."""
+    factors = np.array(stored[::-1]) / SIZE[::-1]
+    content = coco(
+        form=lambda box: [(np.array(corners(box)) * factors).ravel().tolist()],
+        image=dict(height=stored[0], width=stored[1]),
+    )
+    content["info"] = dict(year=2026, version="1.0", contributor="Label Studio")
+    path = write_json(tmp_path / "result.json", content)
+    label, notes = read(Coco.find([path]), [SIZE, SIZE[::-1]])
+    assert np.array_equal(label, expected()) and not notes
+
+
 FILE_NAMES = [
     "images/{}",
     "images\\{}",
