@@ -1332,6 +1332,20 @@ def test_photos_become_upright(tag, upright, suffix, tmp_path, capsys):
     assert f"train: 1 pairs, {width}x{height} (1)," in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("tag", [3, 6])
+def test_gray_tiffs_become_upright(tag, tmp_path):
+    """Also uncompressed ones on their side, whose rows Pillow mixes if it opens the path."""
+    for i in range(2):
+        path = tmp_path / f"images/{i}.tif"
+        save(path, scene(i)[0] * 80, orientation=tag)
+        turned = np.array(Image.open(io.BytesIO(path.read_bytes()))) // 80
+        save(tmp_path / f"masks/{i}.png", turned)
+    assert run(tmp_path) == 0
+    for name, label in label_maps(tmp_path).items():
+        image = tifffile.imread(tmp_path / f"project/data/images/{name}.tif")
+        assert np.array_equal(image, label * 80) and label.any()
+
+
 @pytest.mark.parametrize("on_side", ["stored", "upright", "none"])
 def test_photos_on_their_side_show_how_other_masks_are_turned(on_side, tmp_path, capsys):
     """Sizes show it for tag 6 only; the same tool drew the masks of photos upside down."""
