@@ -223,10 +223,24 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     return replace(pixels, values=values, white=0xFFFF)
 
 
+def known_orientation(tag: Any) -> int:
+    """Return EXIF's orientation, 1 to 8; 1 for other values, which viewers ignore."""
+    return int(tag) if tag in range(1, 9) else 1
+
+
+def exif_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP."""
+    exif = Image.Exif()
+    exif.load(image.info.get("exif", b""))
+    if image.format == "TIFF":
+        exif = image.getexif()
+    return known_orientation(exif.get(EXIF_ORIENTATION))
+
+
 def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
     image.load()  # turns TIFFs
-    tag, palette = image.getexif().get(EXIF_ORIENTATION, 1), None
+    tag, palette = exif_orientation(image), None
     transparent = "transparency" in image.info  # a color, a value or an index
     if image.mode == "P" and indices:
         image.apply_transparency()
@@ -340,7 +354,7 @@ def _declarations(pages: Sequence[Any]) -> dict[str, Any]:
     """Return what the tags of an image in a TIFF declare, as arguments of `Pixels`."""
     page = pages[0].keyframe
     tags = {tag.code: tag.value for tag in page.tags}
-    more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
+    more: dict[str, Any] = {"orientation": known_orientation(tags.get(EXIF_ORIENTATION))}
     more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
     with contextlib.suppress(ValueError):
         more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))

@@ -319,10 +319,31 @@ def test_pillows_limit_is_not_for_chosen_files_and_stays(monkeypatch, tmp_path):
     assert image_size(tmp_path / "a.png") == (48, 40)
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert orientation(picture(RGB, "JPEG", exif=exif)) == 6
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        assert orientation(picture(RGB, kind, exif=exif)) == 6
     with pytest.raises(UnreadableFileError):
         read(data[:200], "a.png")
     assert Image.MAX_IMAGE_PIXELS == 9
+
+
+@pytest.mark.parametrize("tag", [0, 9, 65535])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_unknown_orientations_are_upright(kind, tag):
+    """As in viewers; some programs write 0."""
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    data = picture(RGB, kind, exif=exif)
+    found = read(data, "a").upright()
+    assert found.values.shape == RGB.shape and found.orientation == orientation(data) == 1
+    assert picture_pixels(Image.open(io.BytesIO(data))).orientation == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_only_exif_turns_photos(kind):
+    """Pillow also reads XMP, which OpenCV, browsers and viewers leave out."""
+    data = picture(RGB, kind, xmp=b'<x tiff:Orientation="6"/>')
+    assert Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
+    assert read(data, "a").orientation == orientation(data) == 1
 
 
 def test_declared_white_of_photos_counts():
