@@ -791,7 +791,18 @@ def test_mixed_codes_are_a_note(tmp_path, capsys):
         label = np.asarray(Image.open(path))
         save(path, np.where(label == 255, 7, label))
     assert run(tmp_path, "--ignore", "7") == 0  # no mask has 255
-    assert not re.search(note, capsys.readouterr().out)
+    assert check(tmp_path) == 0 and not re.search(note, capsys.readouterr().out)
+
+
+def test_values_that_are_ignored_on_purpose_bring_no_note(tmp_path, capsys):
+    """Label maps then have 255 for 0, and no mask of 0 and 255 loses its objects."""
+    save_images(tmp_path / "images", 8)
+    for i in range(8):
+        label = (scene(i)[0] > 0) * np.uint8(1 + i % 2)
+        label[0, :9] = 255 if i == 7 else 1
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--ignore", "0", "255") == 0
+    assert check(tmp_path) == 0 and "if 255 is an object" not in capsys.readouterr().out
 
 
 def test_copies_and_groups_stay_together(tmp_path, capsys):
