@@ -267,6 +267,8 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
     with tiff_file(io.BytesIO(data)) as file:
         images = tiff_images(file)
+        if not images:
+            raise OSError("has no image")
         if len(images) != 1:
             raise ValueError(
                 f"has {len(images)} images; save each image in a separate file (image_demo --pages "

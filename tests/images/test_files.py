@@ -17,6 +17,7 @@ from mmseg_ext.datasets import image_loading as module  # a process warns once f
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, image_size, orientation, read  # of any picture
 from mmseg_ext.images.values import picture_pixels, read_page, tiff_file, tiff_images
+from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
 NOISE = np.random.RandomState(0).randint(0, 256, (40, 48, 6), dtype=U8)
@@ -344,6 +345,11 @@ def test_only_exif_turns_photos(kind):
     data = picture(RGB, kind, xmp=b'<x tiff:Orientation="6"/>')
     assert Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
     assert read(data, "a").orientation == orientation(data) == 1
+
+
+def test_damaged_tiffs_are_no_stacks():
+    with raises_message(UnreadableFileError, "does not decode", where="a.tif"):
+        read(b"II*\0hello", "a.tif")
 
 
 def test_declared_white_of_photos_counts():

@@ -282,6 +282,16 @@ def test_masks_of_labelme_above_pillows_limit(tmp_path, monkeypatch):
     assert np.array_equal(label, expected() == 1) and Image.MAX_IMAGE_PIXELS == 9
 
 
+@pytest.mark.parametrize("mask", ["no image", base64.b64encode(b"no image").decode()])
+def test_masks_of_labelme_that_are_no_images(mask, tmp_path):
+    """The line names no object of Python."""
+    shape = dict(label="house", shape_type="mask", points=[[0, 0], [39, 29]], mask=mask)
+    path = write_json(tmp_path / "a.json", labelme(shapes=[shape]))
+    with raises_message(LabelError, "house", where=path) as caught:
+        read(Labelme.find(tmp_path))
+    assert "object at" not in str(caught.value) and "<" not in str(caught.value)
+
+
 def save_photos(folder: Path, names) -> None:
     for i, name in enumerate(names):
         save(folder / f"images/{name}.jpg", random_image(np.random.RandomState(i), SIZE[::-1]))

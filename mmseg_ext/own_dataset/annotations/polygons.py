@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from mmseg_ext.images.values import any_size
 from mmseg_ext.own_dataset.annotations.annotation import (
@@ -180,7 +180,10 @@ def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
     height, width = size
     canvas = Image.new("L", (width, height))
     with any_size():
-        png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
+        try:
+            png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
+        except (ValueError, UnidentifiedImageError):  # their texts do not name the shape
+            raise ValueError(f"the mask of a {patch['label']} is no image; draw it again") from None
     with png:
         left, top = map(round, patch["points"][0])
         canvas.paste(png.convert("L"), (left, top))
