@@ -9,7 +9,7 @@ import io
 import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,8 +223,9 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     return replace(pixels, values=values, white=0xFFFF)
 
 
-def known_orientation(tag: Any) -> int:
-    """Return EXIF's orientation, 1 to 8; 1 for other values, which viewers ignore."""
+def orientation_in(tags: Mapping[int, Any]) -> int:
+    """Return EXIF's orientation in tags, 1 to 8; 1 for other values, which viewers ignore."""
+    tag: Any = tags.get(EXIF_ORIENTATION)
     return int(tag) if tag in range(1, 9) else 1
 
 
@@ -234,7 +235,7 @@ def exif_orientation(image: Image.Image) -> int:
     exif.load(image.info.get("exif", b""))
     if image.format == "TIFF":
         exif = image.getexif()
-    return known_orientation(exif.get(EXIF_ORIENTATION))
+    return orientation_in(exif)
 
 
 def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
@@ -356,7 +357,7 @@ def _declarations(pages: Sequence[Any]) -> dict[str, Any]:
     """Return what the tags of an image in a TIFF declare, as arguments of `Pixels`."""
     page = pages[0].keyframe
     tags = {tag.code: tag.value for tag in page.tags}
-    more: dict[str, Any] = {"orientation": known_orientation(tags.get(EXIF_ORIENTATION))}
+    more: dict[str, Any] = {"orientation": orientation_in(tags)}
     more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
     with contextlib.suppress(ValueError):
         more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))

@@ -25,10 +25,7 @@ from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 
 Size = tuple[int, int]  # height and width
-_NO_SIZE = (
-    "an annotation of a photo with an EXIF rotation has no size, and its coordinates are taken as "
-    "those of the upright photo; see preview.png"
-)
+_NO_SIZE = "shapes without a size are read as on the upright photo, not as on the stored one"
 
 
 @dataclass
