@@ -37,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
     from mmseg_ext.errors import NotWritten
     from mmseg_ext.own_dataset.check import check, copy_notes, print_summaries, summary_notes
     from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
+    from mmseg_ext.own_dataset.project import can_lose_objects, labels_of
 
     cfg = load_config(args.config, args.cfg_options)
     init_default_scope(cfg.get("default_scope", "mmseg"))
@@ -46,6 +47,10 @@ def main(args: argparse.Namespace) -> int:
     for problem in problems:
         print(*problem, sep=": ")
     print_summaries(summaries)
+    labels = labels_of(Path(cfg.filename).parent)
+    if labels and not can_lose_objects(labels):
+        for summary in summaries:
+            summary.halves.clear()
     for note in summary_notes(summaries):
         print(note)
     if not cfg.get("allow_overlap"):

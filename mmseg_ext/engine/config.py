@@ -73,6 +73,7 @@ def load_config(
         if dropped:  # a class of another module may have the name of theirs
             imports = [*_imports_of(cfg), *dropped]
             warnings.append(f"custom_imports replaces the base's list; to keep it, set {imports=}")
+    warnings += _follow_move(cfg, path)
     for warning in warnings:
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
@@ -84,6 +85,29 @@ def load_config(
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
     cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
     return cfg
+
+
+def _follow_move(cfg: Config, path: str) -> list[str]:
+    """Set the paths of a run's config to the place of its project; return a note if it has moved.
+
+    The config in a project's `work_dir`, or in a folder there, has absolute paths. After a move
+    they would lead to the old place, or after a copy to the other project.
+    """
+    file, written = Path(path).resolve(), Path(cfg.get("work_dir") or "")
+    for folder in file.parents[:3]:
+        is_of_project = (folder.parent / "config.py").is_file() and folder.name == "work_dir"
+        if not is_of_project or not written.is_absolute() or written.name != "work_dir":
+            continue
+        old, new = written.parent, folder.parent
+        if old.resolve() in (new, file.parent):  # the second is a project called work_dir
+            return []
+        moved = {}
+        for key, value in settings_inside("", cfg.to_dict()):
+            if isinstance(value, str) and Path(value).is_relative_to(old):
+                moved[key.removeprefix(".")] = str(new / Path(value).relative_to(old))
+        cfg.merge_from_dict(moved)
+        return [f"{path}: its project was in {old}; the paths there are replaced by {new}"]
+    return []
 
 
 def _import_modules(cfg: Config, path: str) -> None:

@@ -17,10 +17,10 @@ from PIL import Image
 
 from mmseg_ext.errors import UnreadableFileError, one_line
 from mmseg_ext.images.values import (
-    EXIF_ORIENTATION,
     IMAGE_SUFFIXES,
     Pixels,
     any_size,
+    exif_orientation,
     is_tiff,
     read_pixels,
     tiff_file,
@@ -140,6 +140,6 @@ def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
         with any_size():
-            return Image.open(io.BytesIO(data)).getexif().get(EXIF_ORIENTATION, 1)
+            return exif_orientation(Image.open(io.BytesIO(data)))
     except Exception:  # `decode` reports the damage
         return 1

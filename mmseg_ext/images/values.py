@@ -9,7 +9,7 @@ import io
 import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -228,10 +228,25 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
     return replace(pixels, values=values, white=0xFFFF)
 
 
+def orientation_in(tags: Mapping[int, Any]) -> int:
+    """Return EXIF's orientation in tags, 1 to 8; 1 for other values, which viewers ignore."""
+    tag: Any = tags.get(EXIF_ORIENTATION)
+    return int(tag) if tag in range(1, 9) else 1
+
+
+def exif_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP."""
+    exif = Image.Exif()
+    exif.load(image.info.get("exif", b""))
+    if image.format == "TIFF":
+        exif = image.getexif()
+    return orientation_in(exif)
+
+
 def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
     image.load()  # turns TIFFs
-    tag, palette = image.getexif().get(EXIF_ORIENTATION, 1), None
+    tag, palette = exif_orientation(image), None
     transparent = "transparency" in image.info  # a color, a value or an index
     if image.mode == "P" and indices:
         image.apply_transparency()
@@ -258,6 +273,8 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
 def _read_tiff(data: bytes, indices: bool) -> Pixels:
     with tiff_file(io.BytesIO(data)) as file:
         images = tiff_images(file)
+        if not images:
+            raise OSError("has no image")
         if len(images) != 1:
             raise ValueError(
                 f"has {len(images)} images; save each image in a separate file (image_demo --pages "
@@ -345,7 +362,7 @@ def _declarations(pages: Sequence[Any]) -> dict[str, Any]:
     """Return what the tags of an image in a TIFF declare, as arguments of `Pixels`."""
     page = pages[0].keyframe
     tags = {tag.code: tag.value for tag in page.tags}
-    more: dict[str, Any] = {"orientation": tags.get(EXIF_ORIENTATION, 1)}
+    more: dict[str, Any] = {"orientation": orientation_in(tags)}
     more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
     with contextlib.suppress(ValueError):
         more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))

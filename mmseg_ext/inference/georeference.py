@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.images.values import EXIF_ORIENTATION, is_tiff, tiff_file, tiff_images
+from mmseg_ext.images.values import is_tiff, orientation_in, tiff_file, tiff_images
 
 _SCALE, _TIE_POINTS, _MATRIX = 33550, 33922, 34264  # tags of GeoTIFF
 _TAGS = (_SCALE, _TIE_POINTS, _MATRIX, 34735, 34736, 34737)  # the last have keys and their values
@@ -68,7 +68,7 @@ def read_georeference(path: str | Path, page: int | None = None) -> Georeference
         found = [first.tags[code] for code in _TAGS if code in first.tags]
         tags = tuple((tag.code, tag.dtype, tag.count, tag.value, True) for tag in found)
         values = {tag.code: tag.value for tag in found}
-        orientation = int(first.tags.valueof(EXIF_ORIENTATION, 1))
+        orientation = orientation_in({tag.code: tag.value for tag in first.tags})
         keys = first.geotiff_tags or {}
     if not {_TIE_POINTS, _MATRIX} & values.keys():
         return None

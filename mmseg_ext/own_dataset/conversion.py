@@ -4,6 +4,7 @@ Between the two all pairs have been read, because the classes and the splits dep
 annotation waits as an index map, and the class of each index makes it a label map.
 """
 
+import io
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -150,8 +151,8 @@ def _write_image(part: ReadPair, target: Path) -> None:
     """Link to the image of a pair; write it upright if it is not."""
     source = part.pair.image
     if part.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
-        with any_size():
-            image = Image.open(source)
+        with any_size():  # not by its path, with which Pillow mixes the rows of some TIFFs
+            image = Image.open(io.BytesIO(source.read_bytes()))
         with image, atomic_write(target) as file:
             # The best quality: `image_demo` reads the original.
             options: Any = {"quality": 100, "subsampling": 0}

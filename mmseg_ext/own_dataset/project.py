@@ -85,7 +85,7 @@ def make_project(
         left_out += filter(None, map(problems.get, sources.images))  # in order
         shares = _missing_shares(pairs, rule)
         by_name, split_notes = choose_splits(usable, legend, shares, rule, earlier)
-        summaries = _summarize(usable, names, data, of_text.get("255") == IGNORED)
+        summaries = _summarize(usable, names, data, can_lose_objects(of_text))
         _require_pairs(summaries, left_out)
         write_splits(by_name, data)  # before any file, so a run that is killed keeps them
         dead_links = _remove_dead_links(data)
@@ -107,6 +107,17 @@ def make_project(
         + split_notes
         + dead_links,
     )
+
+
+def can_lose_objects(labels: Mapping[str, int]) -> bool:
+    """Return whether some masks can have objects of the value 255, which is ignored, beside 0."""
+    return labels.get("0") == 0 and labels.get("255") == IGNORED
+
+
+def labels_of(folder: Path) -> dict[str, int]:
+    """Return the class of the text of each value of a project; nothing for another folder."""
+    file = folder / "data" / _CLASSES_FILE
+    return json.loads(file.read_text())["labels"] if file.is_file() else {}
 
 
 def _read_pairs(
@@ -224,7 +235,7 @@ def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:
 
 
 def _summarize(
-    usable: Sequence[ReadPair], classes: Sequence[str], data: Path, ignores_255: bool
+    usable: Sequence[ReadPair], classes: Sequence[str], data: Path, can_lose: bool
 ) -> list[Summary]:
     """Return the summaries of train, val and, if it has pairs, test."""
     summaries = {split: Summary(split, tuple(classes)) for split in SPLITS}
@@ -233,7 +244,7 @@ def _summarize(
         image, label = image_file(data, part.pair), label_file(data, split, part.pair.name)
         sample = {"img_path": str(image), "seg_map_path": str(label)}
         summaries[split].add(sample, part.size[::-1], part.count_classes(), part.small)
-        if not ignores_255:  # then no object of a mask is ignored by mistake
+        if not can_lose:
             summaries[split].halves.clear()
     if not summaries["test"].pairs:
         del summaries["test"]

@@ -412,3 +412,31 @@ def test_configs_have_a_name_or_a_path(tmp_path, monkeypatch):
     by_name = load_config("ea_r18_shapes")
     assert by_name.to_dict() == load_config(str(CONFIGS / "ea_r18_shapes.py")).to_dict()
     assert by_name.work_dir == "./work_dirs/ea_r18_shapes"
+
+
+@pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_the_config_of_a_run_follows_its_project(move, place, tmp_path, capsys):
+    """It has absolute paths, and would read and write the folder of an earlier place."""
+    old, new = tmp_path / "old", tmp_path / "a/new"
+    other = f"{tmp_path}/old_weights/a.pth"
+    old.mkdir()
+    text = f'work_dir = "{{{{ fileDirname }}}}/work_dir"\nload_from = "{other}"\n'
+    text += 'parts = [dict(data_root="{{ fileDirname }}/data")]\n'
+    (old / "config.py").write_text(text)
+    file = Path("work_dir", place, "config.py")
+    (old / file).parent.mkdir(parents=True)
+    load_config(str(old / "config.py")).dump(old / file)
+    before = load_config(str(old / file))
+    assert before.work_dir == str(old / "work_dir") and not capsys.readouterr().err
+    new.parent.mkdir()
+    move(old, new)
+    after = load_config(str(new / file), {"load_from": "b.pth"})
+    assert after.work_dir == str(new / "work_dir")
+    assert after.parts[0].data_root == str(new / "data")
+    assert after.load_from == "b.pth" and load_config(str(new / file)).load_from == other
+    check_message(capsys.readouterr().err.splitlines()[0], old, new)
+    assert load_config(str(new / file), work_dir="x").work_dir == "x"
+    inner = new / "work_dir"  # a project of this name in another project
+    (inner / "config.py").write_text(text)
+    assert load_config(str(inner / "config.py")).work_dir == str(inner / "work_dir")

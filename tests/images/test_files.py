@@ -17,6 +17,7 @@ from mmseg_ext.datasets import image_loading as module  # a process warns once f
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, image_size, orientation, read  # of any picture
 from mmseg_ext.images.values import picture_pixels, read_page, tiff_file, tiff_images
+from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
 NOISE = np.random.RandomState(0).randint(0, 256, (40, 48, 6), dtype=U8)
@@ -319,10 +320,36 @@ def test_pillows_limit_is_not_for_chosen_files_and_stays(monkeypatch, tmp_path):
     assert image_size(tmp_path / "a.png") == (48, 40)
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert orientation(picture(RGB, "JPEG", exif=exif)) == 6
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        assert orientation(picture(RGB, kind, exif=exif)) == 6
     with pytest.raises(UnreadableFileError):
         read(data[:200], "a.png")
     assert Image.MAX_IMAGE_PIXELS == 9
+
+
+@pytest.mark.parametrize("tag", [0, 9, 65535])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_unknown_orientations_are_upright(kind, tag):
+    """As in viewers; some programs write 0."""
+    exif = Image.Exif()
+    exif[0x0112] = tag
+    data = picture(RGB, kind, exif=exif)
+    found = read(data, "a").upright()
+    assert found.values.shape == RGB.shape and found.orientation == orientation(data) == 1
+    assert picture_pixels(Image.open(io.BytesIO(data))).orientation == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_only_exif_turns_photos(kind):
+    """Pillow also reads XMP, which OpenCV, browsers and viewers leave out."""
+    data = picture(RGB, kind, xmp=b'<x tiff:Orientation="6"/>')
+    assert Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
+    assert read(data, "a").orientation == orientation(data) == 1
+
+
+def test_damaged_tiffs_are_no_stacks():
+    with raises_message(UnreadableFileError, "does not decode", where="a.tif"):
+        read(b"II*\0hello", "a.tif")
 
 
 def test_declared_white_of_photos_counts():

@@ -106,6 +106,8 @@ def test_photos_without_a_place_and_turned_ones(tmp_path):
     assert read_georeference(write(tmp_path / "plain.tif", [])) is None
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     assert read_georeference(tmp_path / "a.png") is None
+    unknown = write(tmp_path / "unknown.tif", [*tags, (274, 3, 1, 0, True)])
+    assert read_georeference(unknown) is not None
     turned = write(tmp_path / "turned.tif", [*tags, (274, 3, 1, 6, True)])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

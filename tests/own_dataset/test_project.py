@@ -791,7 +791,18 @@ def test_mixed_codes_are_a_note(tmp_path, capsys):
         label = np.asarray(Image.open(path))
         save(path, np.where(label == 255, 7, label))
     assert run(tmp_path, "--ignore", "7") == 0  # no mask has 255
-    assert not re.search(note, capsys.readouterr().out)
+    assert check(tmp_path) == 0 and not re.search(note, capsys.readouterr().out)
+
+
+def test_values_that_are_ignored_on_purpose_bring_no_note(tmp_path, capsys):
+    """Label maps then have 255 for 0, and no mask of 0 and 255 loses its objects."""
+    save_images(tmp_path / "images", 8)
+    for i in range(8):
+        label = (scene(i)[0] > 0) * np.uint8(1 + i % 2)
+        label[0, :9] = 255 if i == 7 else 1
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--ignore", "0", "255") == 0
+    assert check(tmp_path) == 0 and "if 255 is an object" not in capsys.readouterr().out
 
 
 def test_copies_and_groups_stay_together(tmp_path, capsys):
@@ -1330,6 +1341,20 @@ def test_photos_become_upright(tag, upright, suffix, tmp_path, capsys):
         assert np.array_equal(np.array(image)[..., 0], label * 80)
     height, width = turned.shape
     assert f"train: 1 pairs, {width}x{height} (1)," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tag", [3, 6])
+def test_gray_tiffs_become_upright(tag, tmp_path):
+    """Also uncompressed ones on their side, whose rows Pillow mixes if it opens the path."""
+    for i in range(2):
+        path = tmp_path / f"images/{i}.tif"
+        save(path, scene(i)[0] * 80, orientation=tag)
+        turned = np.array(Image.open(io.BytesIO(path.read_bytes()))) // 80
+        save(tmp_path / f"masks/{i}.png", turned)
+    assert run(tmp_path) == 0
+    for name, label in label_maps(tmp_path).items():
+        image = tifffile.imread(tmp_path / f"project/data/images/{name}.tif")
+        assert np.array_equal(image, label * 80) and label.any()
 
 
 @pytest.mark.parametrize("on_side", ["stored", "upright", "none"])

@@ -181,6 +181,51 @@ def test_shapes_of_a_turned_photo(declared, tmp_path):
     assert label.shape == upright and not notes
 
 
+@pytest.mark.parametrize("stored", [SIZE, SIZE[::-1]])
+def test_polygons_of_label_studio_on_a_turned_photo(stored, tmp_path):
+    """It multiplies shares of the upright photo by the sides of the file, without its EXIF."""
+    factors = np.array(stored[::-1]) / SIZE[::-1]
+    content = coco(
+        form=lambda box: [(np.array(corners(box)) * factors).ravel().tolist()],
+        image=dict(height=stored[0], width=stored[1]),
+    )
+    content["info"] = dict(year=2026, version="1.0", contributor="Label Studio")
+    path = write_json(tmp_path / "result.json", content)
+    label, notes = read(Coco.find([path]), [SIZE, SIZE[::-1]])
+    assert np.array_equal(label, expected()) and not notes
+
+
+@pytest.mark.parametrize("flag", ["labelme", "yolo"])
+def test_shapes_over_the_border_do_not_turn_a_photo(flag, tmp_path):
+    """As a circle near the border; these tools draw on the upright photo."""
+    upright = 40, 30
+    if flag == "yolo":
+        (tmp_path / "a.txt").write_text(yolo([(0, (30, 5, 44, 15))]))  # to 1.1 of the width
+        reader = Yolo.find(tmp_path)
+    else:
+        circle = dict(label="house", shape_type="circle", points=[[26, 12], [26, 22]])
+        sides = dict(imageHeight=upright[0], imageWidth=upright[1])
+        write_json(tmp_path / "a.json", labelme(shapes=[circle], **sides))
+        reader = Labelme.find(tmp_path)
+    label, notes = read(reader, [upright, SIZE])
+    assert label.shape == upright and label[12, 29] and not notes
+
+
+def test_shapes_without_a_size_on_a_turned_photo_are_a_note(tmp_path):
+    """They fit the upright and the turned photo."""
+    small = [feature("house", corners((5, 5, 20, 20)))]
+    write_json(tmp_path / "a.json", small)
+    label, notes = read(Geojson.find(tmp_path), [SIZE, SIZE[::-1]])
+    assert label.shape == SIZE and len(notes) == 1
+    for sizes in ([SIZE], [(40, 40), (40, 40)]):
+        assert not read(Geojson.find(tmp_path), sizes)[1]
+    write_json(tmp_path / "a.json", [])
+    assert not read(Geojson.find(tmp_path), [SIZE, SIZE[::-1]])[1]
+    write_json(tmp_path / "a.json", [*small, feature("door", corners((30, 5, 35, 20)))])
+    label, notes = read(Geojson.find(tmp_path), [SIZE, SIZE[::-1]])
+    assert label.shape == SIZE and not notes
+
+
 FILE_NAMES = [
     "images/{}",
     "images\\{}",
@@ -235,6 +280,16 @@ def test_masks_of_labelme_above_pillows_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
     label, _ = read(Labelme.find(tmp_path))
     assert np.array_equal(label, expected() == 1) and Image.MAX_IMAGE_PIXELS == 9
+
+
+@pytest.mark.parametrize("mask", ["no image", base64.b64encode(b"no image").decode()])
+def test_masks_of_labelme_that_are_no_images(mask, tmp_path):
+    """The line names no object of Python."""
+    shape = dict(label="house", shape_type="mask", points=[[0, 0], [39, 29]], mask=mask)
+    path = write_json(tmp_path / "a.json", labelme(shapes=[shape]))
+    with raises_message(LabelError, "house", where=path) as caught:
+        read(Labelme.find(tmp_path))
+    assert "object at" not in str(caught.value) and "<" not in str(caught.value)
 
 
 def save_photos(folder: Path, names) -> None:

@@ -48,7 +48,7 @@ class Coco(ShapeFiles):
         return cls(annotations, names=list(names))
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        _, objects, categories = annotation.content
+        _, objects, categories, _ = annotation.content
         for item in objects:
             if isinstance(item, dict) and "segments_info" in item:
                 with reading(annotation.path, self.flag, annotation.image_name):
@@ -56,7 +56,10 @@ class Coco(ShapeFiles):
         return super().read(annotation, sizes)
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
-        entry, objects, categories = annotation.content
+        entry, objects, categories, by_label_studio = annotation.content
+        (height, width), declared = size, (entry.get("height"), entry.get("width"))
+        # Then points are shares of the upright photo, times the sides of the turned one.
+        has_wrong_sides = by_label_studio and declared == (width, height)
         shapes = []
         for item in objects:
             label, form = categories[item["category_id"]], item.get("segmentation")
@@ -64,7 +67,11 @@ class Coco(ShapeFiles):
                 shapes.append(Shape(label, run_lengths=form))
             else:
                 shapes.append(Shape(label, _polygons(form or [])))
-        return shapes, (entry.get("height"), entry.get("width"))
+            if has_wrong_sides:
+                factors = width / height, height / width
+                parts = [np.reshape(part, (-1, 2)) * factors for part in shapes[-1].polygons]
+                shapes[-1].polygons = [part.ravel().tolist() for part in parts]
+        return shapes, size if has_wrong_sides else declared
 
 
 def _read_panoptic(
@@ -88,7 +95,8 @@ def _annotations(
 ) -> Iterator[Annotation]:
     """Yield each image of a file, and each image that only objects name."""
     file_split = split_in(path.stem)  # instances_val.json: its images are of the split val
-    objects = defaultdict(list)
+    info, objects = content.get("info"), defaultdict(list)
+    by_label_studio = isinstance(info, dict) and info.get("contributor") == "Label Studio"
     for item in content["annotations"]:
         objects[str(item["image_id"])].append(item)  # some files mix "3" and 3
     known = set()
@@ -97,7 +105,7 @@ def _annotations(
         known.add(number)
         file_name = entry["file_name"].replace("\\", "/")  # Windows' separators
         folder_split, name = key_of(Path(file_name.lstrip("/")))
-        image = (entry, objects[number], categories)
+        image = (entry, objects[number], categories, by_label_studio)
         key = Key(folder_split or file_split, name)
         yield Annotation(key, (path,), entry["file_name"], image)
     for number in sorted(objects.keys() - known):  # they will be listed as left out

@@ -23,6 +23,7 @@ class Labelme(ShapeFiles):
     ignored = ("__ignore__",)
 
     small_last = False
+    is_upright = True
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
         content = json.loads(annotation.path.read_bytes())

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from mmseg_ext.images.values import any_size
 from mmseg_ext.own_dataset.annotations.annotation import (
@@ -25,6 +25,7 @@ from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 
 Size = tuple[int, int]  # height and width
+_NO_SIZE = "shapes without a size are read as on the upright photo, not as on the stored one"
 
 
 @dataclass
@@ -43,6 +44,7 @@ class ShapeFiles(Reader):
     """Files with the shapes of images."""
 
     small_last: ClassVar[bool] = True  # small shapes cover large ones, else later ones earlier ones
+    is_upright: ClassVar[bool] = False  # whether the tools draw on photos as EXIF rotates them
 
     names: Sequence[str] = ()  # labels in the order of the classes, which precede others
     colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
@@ -55,8 +57,14 @@ class ShapeFiles(Reader):
     def read(self, annotation: Annotation, sizes: Sequence[Size]) -> IndexMap:
         with reading(annotation.path, self.flag, annotation.image_name):
             shapes, declared = self.parse(annotation, sizes[0])
-            size = _size_of(shapes, declared, sizes)
-            return _draw(shapes, size, self.small_last)
+            size = sizes[0]
+            if not self.is_upright or declared != size:
+                size = _size_of(shapes, declared, sizes)
+            found = _draw(shapes, size, self.small_last)
+            is_unknown = bool(shapes) and not all(declared) and size != sizes[-1]
+            if is_unknown and all(_fits(shape, sizes[-1]) for shape in shapes):
+                found.notes = [*found.notes, _NO_SIZE]
+            return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         others = sorted(values_of(maps), key=lambda text: text.zfill(9) if text.isdigit() else text)
@@ -169,7 +177,10 @@ def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
     height, width = size
     canvas = Image.new("L", (width, height))
     with any_size():
-        png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
+        try:
+            png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
+        except (ValueError, UnidentifiedImageError):  # their texts do not name the shape
+            raise ValueError(f"the mask of a {patch['label']} is no image; draw it again") from None
     with png:
         left, top = map(round, patch["points"][0])
         canvas.paste(png.convert("L"), (left, top))

@@ -23,6 +23,7 @@ class Yolo(ShapeFiles):
     flag = "--yolo"
     suffixes = (".txt",)
     names_images = True
+    is_upright = True
 
     labels: Mapping[int, str] = field(default_factory=dict)  # of each class's number
 
