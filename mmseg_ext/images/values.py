@@ -236,11 +236,15 @@ def orientation_in(tags: Mapping[int, Any]) -> int:
 
 def exif_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP."""
-    exif = Image.Exif()
-    exif.load(image.info.get("exif", b""))
     if image.format == "TIFF":
-        exif = image.getexif()
-    return orientation_in(exif)
+        return orientation_in(image.getexif())
+    if image.format == "PNG" and "exif" not in image.info:
+        image.load()  # the tags of a PNG can follow its pixels
+    without_xmp = Image.Image()
+    for key in ("exif", "Raw profile type exif"):  # the second is ImageMagick's
+        if key in image.info:
+            without_xmp.info[key] = image.info[key]
+    return orientation_in(without_xmp.getexif())
 
 
 def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:

@@ -61,10 +61,12 @@ def gray_and_alpha_png() -> bytes:
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     parts = [(b"IHDR", struct.pack(">IIBBBBB", 48, 40, 16, 4, 0, 0, 0)), (b"IEND", b"")]
     parts.insert(1, (b"IDAT", zlib.compress(rows)))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, data) for kind, data in parts)
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + checksum
 
 
 PALETTE = np.random.RandomState(1).randint(0, 65536, (3, 256)).astype(U16)
@@ -345,6 +347,24 @@ def test_only_exif_turns_photos(kind):
     data = picture(RGB, kind, xmp=b'<x tiff:Orientation="6"/>')
     assert Image.open(io.BytesIO(data)).getexif()[0x0112] == 6
     assert read(data, "a").orientation == orientation(data) == 1
+
+
+@pytest.mark.parametrize("place", ["before the pixels", "behind the pixels", "as a text"])
+def test_exif_of_pngs(place):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    header, end = 33, -12  # bytes of the first chunks and of the last one
+    data = picture(RGB, "PNG")
+    tags = exif.tobytes()  # begins with Exif\0\0, which the chunk leaves out
+    if place == "before the pixels":
+        data = data[:header] + png_chunk(b"eXIf", tags[6:]) + data[header:]
+    elif place == "behind the pixels":
+        data = data[:end] + png_chunk(b"eXIf", tags[6:]) + data[end:]
+    else:  # of ImageMagick
+        text = b"\nexif\n%8d\n%s\n" % (len(tags), tags.hex().encode())
+        key = b"Raw profile type exif\0\0"
+        data = data[:header] + png_chunk(b"zTXt", key + zlib.compress(text)) + data[header:]
+    assert orientation(data) == read(data, "a").orientation == 6
 
 
 def test_damaged_tiffs_are_no_stacks():

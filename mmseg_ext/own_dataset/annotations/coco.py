@@ -57,7 +57,8 @@ class Coco(ShapeFiles):
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
         entry, objects, categories, by_label_studio = annotation.content
-        (height, width), declared = size, (entry.get("height"), entry.get("width"))
+        height, width = size
+        declared = entry.get("height"), entry.get("width")
         # Then points are shares of the upright photo, times the sides of the turned one.
         has_wrong_sides = by_label_studio and declared == (width, height)
         shapes = []
