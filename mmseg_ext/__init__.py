@@ -47,7 +47,8 @@ __all__ = [
 
 _ANY_PACKAGE = ("backbones", "datasets", "durable", "engine")
 _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
-
+# Parts that these folders import, and that import the mm stack themselves.
+_BELOW = ("checkpoint", "images", "terminal")
 
 _INFERENCE = {
     "Predictor": "inference.predictor",
@@ -66,10 +67,10 @@ def __getattr__(name: str):
 
 
 class _RegistersAfterImport(MetaPathFinder):
-    """Calls `register` when the first import of the mm stack, or of a folder that uses it, ends."""
+    """Calls `register` when the first import of the mm stack, or of a part that uses it, ends."""
 
     names = ("mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
-    names += tuple(f"mmseg_ext.{folder}" for folder in _ANY_PACKAGE + _MMSEG)
+    names += tuple(f"mmseg_ext.{folder}" for folder in _ANY_PACKAGE + _MMSEG + _BELOW)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -96,7 +96,10 @@ assert not any(type(finder).__module__ == "mmseg_ext" for finder in sys.meta_pat
 """
 
 
-@pytest.mark.parametrize("first", ["mmengine.config", "mmseg.apis", "mmseg_ext.decode_heads"])
+FIRST = ["mmengine.config", "mmseg.apis", "mmseg_ext.decode_heads", "mmseg_ext.checkpoint"]
+
+
+@pytest.mark.parametrize("first", [*FIRST, "mmseg_ext.images.files"])
 def test_layers_need_only_torch_and_registering_waits_for_the_stack(first, tmp_path):
     """Also if a config imports the package again, which then does nothing."""
     result = run_without((), tmp_path, "-c", LAYERS_FIRST, first)
