@@ -246,7 +246,7 @@ def about_reduction(train: Summary, side: int) -> str:
     if share[worst] > MANY:
         found += "; delete config.py and run again with --tiles, which keeps the full resolution"
     else:
-        found += "; so --tiles is not needed"
+        found = f"only {found}; so --tiles is not needed"
     return f"images are reduced from {long} to {side} pixels; {found}"
 
 

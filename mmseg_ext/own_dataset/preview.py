@@ -70,10 +70,18 @@ def _draw(
         figure = Figure(figsize=(_WIDTH / 100, height / 100), dpi=100)
         for title, cell, (left, top) in zip(titles, cells, places, strict=True):
             figure.figimage(cell, left, height - top - len(cell))
-            text = title[-cell.shape[1] // _LETTER :]
+            text = _shorten(title, cell.shape[1] // _LETTER)
             figure.text(left / _WIDTH, 1 - (top - _GAP) / height, text, fontsize=8)
         figure.legend(handles=legend, loc="lower center", ncols=_LEGEND_COLUMNS)
         save_figure(figure, path, dpi=100)
+
+
+def _shorten(title: str, letters: int) -> str:
+    """Return the start and the end of a long title, because either can tell photos apart."""
+    if len(title) <= letters:
+        return title
+    half = max(1, (letters - 1) // 2)
+    return f"{title[:half]}…{title[-half:]}"
 
 
 def _places(cells: Sequence[np.ndarray]) -> tuple[list[tuple[int, int]], int]:
@@ -113,7 +121,7 @@ def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
         summary = labeled[splits_left - 1]
         of_split = []
         for sample in _different_samples(summary)[: (_IMAGES - len(found)) // splits_left]:
-            of_split.append((f"{summary.split}: {Path(sample['img_path']).name[-40:]}", sample))
+            of_split.append((f"{summary.split}: {Path(sample['img_path']).name}", sample))
         found = of_split + found
     return found
 

@@ -30,6 +30,7 @@ from mmseg_ext.own_dataset.pairs import Pair
 _SPLITS_FILE = "splits.json"
 _FOLD = "/fold"  # in this file; no image has this name
 _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d{1,2}\)?")  # foot_1, foot (12)
+_ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
 # Of frames that follow one another, half are more alike than all but 5 % of different folders'.
 _LEAST_NEIGHBORS, _FAR = 10, 95
 
@@ -67,6 +68,7 @@ def choose_splits(
     """
     divided = (None, "train") if shares else (None,)
     pool = [part for part in read if part.pair.split in divided]
+    given = [part for part in read if part.pair.split not in divided]
     fold = _fold(rule, earlier)
     if fold and "val" not in shares:
         raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
@@ -109,6 +111,7 @@ def choose_splits(
     if not rule.group:
         notes += _note_on_names(names, connect(len(names), copies))
         notes += _note_on_videos(names, small)
+    notes += _note_on_given_splits(given)
     return by_name, notes
 
 
@@ -151,23 +154,48 @@ def earlier_splits(pairs: Sequence[Pair], data: Path) -> dict[str, str]:
     return found
 
 
+def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the numbers of names that differ only by a count, such as x, x_1 and x_2.
+
+    Roboflow adds the format and a hash, also to several versions of a photo.
+    """
+    plain = [_ROBOFLOW.sub("", name) for name in names]
+    found = list(map(_COUNTED.fullmatch, plain))
+    stems = {fit[1] for fit in found if fit}
+    by_stem: dict[str, list[int]] = defaultdict(list)
+    for i, (name, fit) in enumerate(zip(plain, found, strict=True)):
+        by_stem[fit[1] if fit and name not in stems else name].append(i)
+    return by_stem
+
+
 def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
     """Return a note if names recur with numbers, as x, x_1 and x_2, that are not all copies."""
-    found = list(map(_COUNTED.fullmatch, names))
-    stems = {fit[1] for fit in found if fit}
-    recurring: dict[str, list[int]] = defaultdict(list)
-    for i, (name, fit) in enumerate(zip(names, found, strict=True)):
-        recurring[fit[1] if fit and name not in stems else name].append(i)
-    several = [stem for stem, own in recurring.items() if len(set(copies[own])) > 1]
+    by_stem = _names_by_stem(names)
+    several = [stem for stem, own in by_stem.items() if len(set(copies[own])) > 1]
     if len(several) < 2:
         return []
-    stem = several[0]
-    examples = [names[i] for i in recurring[stem]]
-    separator = max(examples, key=len)[len(stem) :].rstrip("0123456789)")  # _ in IMG_0012_1
-    flag = _find_flag(names, recurring, stem, separator)
+    examples = [names[i] for i in by_stem[several[0]]]
     return [
         f"{len(several)} names recur with a number, such as {join_names(examples, 3)}; if these "
-        f"show the same thing, keep them in one split with {flag}"
+        f"show the same thing, keep them in one split with {_flag_for(names, by_stem, several[0])}"
+    ]
+
+
+def _note_on_given_splits(given: Sequence[ReadPair]) -> list[str]:
+    """Return a note if names that recur with numbers are in several folders or lists of splits."""
+    names = [part.pair.name for part in given]
+    by_stem = _names_by_stem(names)
+    divided = []
+    for stem, own in by_stem.items():
+        if len({given[i].pair.split for i in own}) > 1:
+            divided.append(stem)
+    if len(divided) < 2:
+        return []
+    examples = [f"{given[i].pair.split}/{names[i]}" for i in by_stem[divided[0]]]
+    return [
+        f"{len(divided)} names recur with a number in several splits, such as "
+        f"{join_names(examples, 3)}; if these show the same thing, the score will be too high: put "
+        f"the files of all splits into one folder, and add {_flag_for(names, by_stem, divided[0])}"
     ]
 
 
@@ -189,6 +217,14 @@ def _note_on_videos(names: Sequence[str], small: Sequence[np.ndarray]) -> list[s
         f"photos in {len(folders)} folders look like frames of videos; if they are, keep each "
         f"folder in one split with {_find_flag(names, folders, folder[0], '/')}"
     ]
+
+
+def _flag_for(names: Sequence[str], by_stem: Mapping[str, Sequence[int]], stem: str) -> str:
+    """Return the flag for `new_project` that keeps the names of each stem together."""
+    longest = max((names[i] for i in by_stem[stem]), key=len)
+    rest = longest.removeprefix(stem)  # _1, or Roboflow's _png_jpg.rf.fdd7958e
+    separator = re.split(r"\d|(?<=\.rf\.)", rest)[0]
+    return _find_flag(names, by_stem, stem, separator)
 
 
 def _find_flag(

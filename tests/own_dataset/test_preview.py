@@ -97,3 +97,15 @@ def test_titles_count_numbered_objects(tmp_path, figures):
         _, name, count = text.get_text().split(": ")
         counts[name] = count
     assert counts == {f"photo{i}.png": f"{i + 2} objects" for i in range(4)}
+
+
+def test_long_titles_keep_both_ends(tmp_path, figures):
+    """Roboflow's names end with a hash, others with a number."""
+    tail = "_png_jpg.rf.14ba15846394a7834da700e77980dcf6"
+    masks = {f"2023_front_of_a_house_{i}{tail}": halves(i, (60, 30)) for i in range(4)}
+    assert new_project(tmp_path, masks) == 0
+    for image, text in zip(figures[0].images, figures[0].texts, strict=True):
+        split, _, name = text.get_text().partition(": ")
+        assert split in ("train", "val") and name.startswith("2023_front")
+        assert name.endswith("80dcf6.png") and "…" in name
+        assert len(text.get_text()) <= image.get_size()[1] / 6

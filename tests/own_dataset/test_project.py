@@ -4,6 +4,7 @@ import base64
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import os
 import re
@@ -955,6 +956,8 @@ def test_bad_lists_are_one_line(tmp_path, capsys):
         ("{}", "{} ({})", "--group '* ('"),
         ("{}-0", "{}-{}", "--group '*-'"),
         ("K{}_crop_0", "K{}_crop_{}", "--group '*_crop_'"),
+        ("K{}_jpg.rf.0ac4", "K{}_jpg.rf.{}f37", "--group '*_jpg.rf.'"),  # Roboflow's versions
+        ("K_{}_part_0_png_jpg.rf.0ac4", "K_{}_part_{}_png_jpg.rf.1f37", "--group '*_part_'"),
     ],
 )
 def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys):
@@ -974,6 +977,29 @@ def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys)
     assert run(tmp_path, *shlex.split(pattern)) == 0
     splits = splits_of(tmp_path)
     assert {plants[own] for own in splits["val"]}.isdisjoint(map(plants.get, splits["train"]))
+    assert not lines_with(capsys.readouterr().out, "--group")
+
+
+def test_names_that_recur_in_given_splits_bring_a_note(tmp_path, capsys):
+    """Such as Roboflow's, which divides parts of a photo; what the note says works."""
+    for i in range(12):
+        split, own = ("train", "valid")[i % 4 == 1], f"K{i // 2}_part_{i % 2}_jpg.rf.{i}f37"
+        save(tmp_path / f"images/{split}/{own}.png", random_image(np.random.RandomState(i), SIZE))
+        save(tmp_path / f"masks/{split}/{own}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    (note,) = lines_with(capsys.readouterr().out, "--group")
+    check_message(
+        note, 3, "train/K0_part_0_jpg.rf.0f37", "val/K0_part_1_jpg.rf.1f37", todo="--group '*_'"
+    )
+    shutil.rmtree(tmp_path / "project")
+    for kind, split in itertools.product(("images", "masks"), ("train", "valid")):
+        for file in (tmp_path / kind / split).iterdir():
+            file.rename(tmp_path / kind / file.name)
+        (tmp_path / kind / split).rmdir()
+    assert run(tmp_path, "--group", "*_") == 0
+    splits = splits_of(tmp_path)
+    photos = {split: {own.partition("_")[0] for own in names} for split, names in splits.items()}
+    assert photos["val"] and photos["val"].isdisjoint(photos["train"])
     assert not lines_with(capsys.readouterr().out, "--group")
 
 
