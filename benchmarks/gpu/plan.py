@@ -1,7 +1,6 @@
-"""What the stages `variants` and `loop` measure, the most valuable rows first.
+"""The rows of the stages `variants` and `loop`, the most valuable first.
 
-A training step is measured in variants: a batch size, a precision, and options, each of which has
-an effect of its own:
+A training step is measured in variants: a batch size, a precision, and options:
 
 - stock: mmsegmentation's `EncoderDecoder` instead of `StripEncoderDecoder`
 - nhwc: `channels_last` for the network

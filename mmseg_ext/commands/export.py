@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _description(segmentor: Any, channels: int, loader: Any) -> dict:
-    """Return what the file says of its classes, its input and its output."""
+    """Return the description of the file's classes, input and output."""
     from mmseg_ext.images.pictures import shown_bands
 
     config, meta = segmentor.cfg, segmentor.dataset_meta

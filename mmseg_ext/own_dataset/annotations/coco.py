@@ -114,7 +114,7 @@ def _annotations(
 
 
 def _polygons(form: list) -> list[list[float]]:
-    """Return polygons as x, y, x, y, ... from one such list, several, or one of points (x, y)."""
+    """Return polygons as x, y, x, y, ... from a list of these, several lists, or points (x, y)."""
     if form and not isinstance(form[0], list):
         return [form]
     if len(form) > 2 and all(len(part) == 2 for part in form):

@@ -53,7 +53,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
 
     Raises:
         UnreadableFileError: if the file does not decode.
-        ValueError: if it is no mask.
+        ValueError: if it is not a mask.
     """
     data = path.read_bytes()
     if data.startswith(b"\xff\xd8") and not binary:

@@ -30,7 +30,7 @@ _NO_SIZE = "shapes without a size are read as on the upright photo, not as on th
 
 @dataclass
 class Shape:
-    """A region with a label; one of the other fields has its pixels."""
+    """A region with a label, and its pixels in another field."""
 
     label: str
     polygons: Sequence[Sequence[float]] = ()  # x, y, x, y, ... of each part
