@@ -31,7 +31,7 @@ _IMAGES = 12
 _HEIGHT = 220  # pixels of an image; very wide ones are lower
 _WIDTH = 1824  # pixels of a row: three pairs of 4:3, four squares
 _GAP = 4  # pixels between an image and its labels
-_TITLE, _LETTER = 28, 6  # pixels above a picture, and of a letter
+_TITLE, _LETTER = 28, 7  # pixels above a picture, and of a digit
 _LEGEND_COLUMNS = 6
 
 
