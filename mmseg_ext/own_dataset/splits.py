@@ -187,7 +187,8 @@ def _note_on_given_splits(given: Sequence[ReadPair]) -> list[str]:
     by_stem = _names_by_stem(names)
     divided = []
     for stem, own in by_stem.items():
-        if len({given[i].pair.split for i in own}) > 1:
+        is_numbered_once = len({names[i] for i in own}) == len(own)  # not anew in each split
+        if is_numbered_once and len({given[i].pair.split for i in own}) > 1:
             divided.append(stem)
     if len(divided) < 2:
         return []

@@ -1003,6 +1003,16 @@ def test_names_that_recur_in_given_splits_bring_a_note(tmp_path, capsys):
     assert not lines_with(capsys.readouterr().out, "--group")
 
 
+def test_numbers_that_begin_anew_in_each_split_bring_no_note(tmp_path, capsys):
+    for i, split in itertools.product(range(6), ("train", "val")):
+        own = f"K{i // 2}_{i % 2}"
+        photo = random_image(np.random.RandomState(i + len(split)), SIZE)
+        save(tmp_path / f"images/{split}/{own}.png", photo)
+        save(tmp_path / f"masks/{split}/{own}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    assert "recur" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("folders", "flag"),
     [
@@ -1316,7 +1326,10 @@ def test_many_small_images_do_not_decide_the_size_of_large_ones(tmp_path, capsys
 
 
 def test_tiles_keep_the_full_resolution(tmp_path, capsys):
-    for width, words in ((60, "0% of class_1 .*not needed"), (12, "100% of class_1 .*--tiles, ")):
+    for width, words in (
+        (60, "only 0% of class_1 .*not needed"),
+        (12, "100% of class_1 .*--tiles, "),
+    ):
         label = np.zeros((900, 1200), np.uint8)
         label[100 : 100 + width] = 1
         for i in range(2):
