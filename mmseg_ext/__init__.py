@@ -50,7 +50,8 @@ _MMSEG = ("decode_heads", "segmentors", "evaluation", "reports")
 # Parts that these folders import, and that import the mm stack themselves.
 _BELOW = ("checkpoint", "images", "terminal")
 
-_INFERENCE = {
+# Imported when they are used. Each command of the shell calls the function of its name.
+_FUNCTIONS = {
     "Predictor": "inference.predictor",
     "get_model": "inference.models",
     "list_models": "inference.models",
@@ -58,9 +59,9 @@ _INFERENCE = {
 
 
 def __getattr__(name: str):
-    """Import a name of `mmseg_ext.inference`, or a folder, when it is used."""
-    if name in _INFERENCE:
-        return getattr(importlib.import_module(f"mmseg_ext.{_INFERENCE[name]}"), name)
+    """Import a function or a folder when it is used."""
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"mmseg_ext.{_FUNCTIONS[name]}"), name)
     if name in ("layers", *_ANY_PACKAGE, *_MMSEG):
         return importlib.import_module(f"mmseg_ext.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
