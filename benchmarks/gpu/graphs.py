@@ -29,7 +29,8 @@ from benchmarks.gpu.checks import (
 from benchmarks.gpu.stage import Row, Run, attempt
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.step_memory import batch_of, build_training_model
-from mmseg_ext.engine.acceleration import GraphedStep, to_channels_last
+from mmseg_ext.durable.cuda_graph import GraphedStep
+from mmseg_ext.durable.levers import to_channels_last
 from mmseg_ext.engine.config import load_config
 
 STEPS = 20

@@ -32,14 +32,10 @@ from benchmarks.operators import OperatorCounter
 from benchmarks.tables import MEBI, in_published_order
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.step_memory import build_training_model
+from mmseg_ext.durable.cuda_graph import GraphedStep
+from mmseg_ext.durable.levers import compile_blocks, preprocess_without_waiting, to_channels_last
 from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.durable.without_waiting import PinnableSamples
-from mmseg_ext.engine.acceleration import (
-    GraphedStep,
-    compile_blocks,
-    preprocess_without_waiting,
-    to_channels_last,
-)
 from mmseg_ext.layers import lambda_layer
 from mmseg_ext.segmentors import strip_losses
 

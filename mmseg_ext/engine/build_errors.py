@@ -131,14 +131,14 @@ def _of_constructor(failure: _Failure) -> LaunchError | None:
     if not unfit or "layer_decay_opt" not in failure.frames[-1].filename:
         return None
     return LaunchError(
-        "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
-        "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
+        "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; set the rates "
+        "with paramwise_cfg.custom_keys"
     )
 
 
 def _of_step(failure: _Failure) -> Exception | None:
     """Explain what a training step demands of the compiler and of the batch."""
-    for key, method in (("compile", "_maybe_compile"), ("compile_blocks", "_compile_blocks")):
+    for key, method in (("compile", "compile_loss"), ("compile_blocks", "compile_blocks")):
         if failure.runs(method):
             return LaunchError(f"{key}={dict(failure.entries)[key]!r}: {failure.reason}")
     if "Expected more than 1 value per channel" not in failure.reason:
