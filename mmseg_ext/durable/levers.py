@@ -48,7 +48,7 @@ class Lever(NamedTuple):
     key: str  # of the config, or the name in the log
     about: str  # for `mmseg-ext env`
     stage: str
-    apply: Callable[[Any], None] | None = None
+    apply: Callable[[Any], Any] | None = None
     read: Callable[[Any], Any] | None = None
 
 
@@ -144,7 +144,8 @@ def use_fused_steps(runner: Any) -> None:
 
 def compile_loss(runner: Any) -> None:
     """Compile a model's `loss`; mmengine's `train_step` would compile again in eight iterations."""
-    model, settings = unwrap_model(runner.model), runner.cfg.get("compile")
+    model: Any = unwrap_model(runner.model)
+    settings = runner.cfg.get("compile")
     if settings is True:
         settings = {}
     if isinstance(settings, dict) and hasattr(model, "loss"):
@@ -153,9 +154,9 @@ def compile_loss(runner: Any) -> None:
 
 
 def copy_batches_without_waiting(runner: Any) -> None:
-    preprocessor = unwrap_model(runner.model).data_preprocessor
     if torch.cuda.is_available():
-        preprocess_without_waiting(preprocessor)
+        model: Any = unwrap_model(runner.model)
+        preprocess_without_waiting(model.data_preprocessor)
 
 
 def preprocess_without_waiting(preprocessor: nn.Module) -> None:
