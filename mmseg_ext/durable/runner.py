@@ -135,8 +135,11 @@ class DurableRunner(Runner):
             stack.callback(shut_down_workers, self)
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             self._find_checkpoint()
-            if resumes(self):
-                self._forget_first_weights()
+            if resumes(self):  # the checkpoint has all weights, and the first ones may be gone
+                module: Any
+                for module in self.model.modules():
+                    if "Pretrained" in str(getattr(module, "init_cfg", None)):
+                        module.init_cfg = None
             return super().train()
 
     def _lock(self, stack: contextlib.ExitStack) -> None:
@@ -147,13 +150,6 @@ class DurableRunner(Runner):
         for folder in folders.values():
             Path(folder).mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_work_dir(str(folder)))
-
-    def _forget_first_weights(self) -> None:
-        """Load no `Pretrained` weights: the checkpoint has all, and the first ones may be gone."""
-        module: Any
-        for module in self.model.modules():
-            if "Pretrained" in str(getattr(module, "init_cfg", None)):
-                module.init_cfg = None
 
     def _maybe_compile(self, target: str) -> None:
         """Do nothing for a model whose `loss` the lever `compile` has compiled."""

@@ -118,7 +118,13 @@ def build_test_runner(
     if show_dir or show_seconds is not None:
         _draw_predictions(cfg, show_dir, show_seconds)
     if tta:
-        _enable_tta(cfg)
+        if "tta_pipeline" not in cfg:
+            raise LaunchError("--tta: the config has no tta_pipeline; add it")
+        cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+        cfg.model = {
+            **(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}),
+            "module": cfg.model,
+        }
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
@@ -272,12 +278,3 @@ def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) 
         hook.update(show=True, wait_time=seconds)
     if show_dir:
         cfg.visualizer["save_dir"] = show_dir
-
-
-def _enable_tta(cfg: Config) -> None:
-    if "tta_pipeline" not in cfg:
-        raise LaunchError("--tta: the config has no tta_pipeline; add it")
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-    tta = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
-    tta["module"] = cfg.model
-    cfg.model = tta
