@@ -121,10 +121,8 @@ def build_test_runner(
         if "tta_pipeline" not in cfg:
             raise LaunchError("--tta: the config has no tta_pipeline; add it")
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        cfg.model = {
-            **(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}),
-            "module": cfg.model,
-        }
+        tta_model = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
+        cfg.model = {**tta_model, "module": cfg.model}
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)

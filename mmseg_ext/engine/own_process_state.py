@@ -32,8 +32,8 @@ class OwnProcessStateHook(Hook):
     _newest: "OwnProcessStateHook | None" = None
 
     def __init__(self, cfg: Config):
-        # mmengine keeps visualizers, logs and histories by their names: a run gets its own. Logs are
-        # named after the config and the second, so the second run of a second waits for the next.
+        # mmengine keeps visualizers, logs and histories by their names: a run gets its own. Logs
+        # are named after the config and the second, so a second run waits for the next second.
         forget_instance(Visualizer, (cfg.get("visualizer") or {}).get("name"))
         name = cfg.get("experiment_name") or Path(cfg.filename or "").stem
         while MessageHub.check_instance_created(f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"):
