@@ -117,6 +117,40 @@ def test_the_loss_scale_is_fixed_or_dynamic(loss_scale, first, second):
         assert run.weight.item() == pytest.approx(0.9)
 
 
+CLIPS = [None, {"max_norm": 1.0}, {"type": "value", "clip_value": 5.0}]
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("more", [{}, {"accumulative_counts": 2}, {"dtype": "bfloat16"}], ids=str)
+def test_gradients_are_checked_before_they_are_clipped(clip, fused, more):
+    """Also of an accumulation, in mixed precision, and of steps that a kernel skips."""
+    kind = PortableAmpOptimWrapper if "dtype" in more else OptimWrapper
+    run, hook = Run(kind, fused=fused, clip_grad=clip, **more), FiniteLossHook()
+    own_step = run.optim_wrapper.step
+    run.go(hook, [1, 1])
+    before = run.weight.item()
+    run.weight.register_hook(lambda gradient: gradient * math.inf)
+    with raises_message(RunError, "weight", todo="--resume"):
+        run.go(hook, [1, 1])
+        hook.before_val(run)
+    assert run.weight.item() == before < 1
+    finished, hook = Run(kind, fused=fused, clip_grad=clip, **more), FiniteLossHook()
+    finished.go(hook, [1, 1])
+    hook.after_train(finished)
+    assert finished.optim_wrapper.step.__func__ is own_step.__func__
+
+
+def test_a_scaler_that_skips_all_steps_stops_the_run():
+    """A loss that overflows once does not."""
+    run, hook = Run(PortableAmpOptimWrapper, dtype="float16"), FiniteLossHook()
+    run.go(hook, [1] + 19 * [math.nan] + [1] + 19 * [math.inf])
+    hook.before_val(run)
+    run.go(hook, [math.inf])
+    with raises_message(RunError, "inf", 41, "41.png", todo="--resume"):
+        hook.before_state_dict(run)
+
+
 def test_the_scale_of_a_checkpoint_continues():
     first, resumed = (
         Run(PortableAmpOptimWrapper, dtype="float16", loss_scale=scale).optim_wrapper
