@@ -253,9 +253,14 @@ def _fit_learning_rate(runner: Runner) -> None:
         runner.auto_scale_lr = {"enable": True, "base_batch_size": base_batch_size}
         runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
     elif effective != base:
+        images, rest = divmod(base, runner.world_size * found["accumulated_batches"])
+        hint = ""
+        if not rest:  # with the memory of each GPU: `print_config --world-size`
+            hint = f"set --cfg-options train_dataloader.batch_size={images} to keep it, or "
         runner.logger.warning(
-            f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}); "
-            f"add --auto-scale-lr to multiply it by {effective / base:g}"
+            f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}), "
+            f"so the run sees {effective / base:g} of the schedule's images; {hint}add "
+            f"--auto-scale-lr, which only multiplies the rate by {effective / base:g}"
         )
 
 
