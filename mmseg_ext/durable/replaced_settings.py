@@ -35,7 +35,7 @@ def stored_settings(wrapper: Any, schedules: Any) -> Settings:
 
 
 def remaining_rates(wrapper: Any, schedules: Any) -> set[float] | None:
-    """Return the learning rates for the rest of the run if no schedule changes them any more."""
+    """Return the learning rates of the rest of the run if no schedule changes them any more."""
     for schedule in _in_one_list(schedules or []):
         state = schedule.state_dict()
         if state["_global_step"] + 1 < state["end"]:

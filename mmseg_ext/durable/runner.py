@@ -193,7 +193,7 @@ class DurableRunner(Runner):
         # The schedules are the checkpoint's. A longer run continues after their end.
         rates = remaining_rates(self.optim_wrapper, self.param_schedulers)
         left = self.max_iters - self.iter
-        is_idle = bool(self.param_schedulers) and rates == {0.0} and left > 0
+        is_idle = left > 0 and rates is not None and max(rates) < 1e-12  # but for rounding
         if is_idle and changed:
             raise CheckpointError(
                 f"{filename}: its schedules have ended with a learning rate of 0, so the other "
@@ -202,8 +202,8 @@ class DurableRunner(Runner):
             )
         if is_idle:
             self.logger.warning(
-                f"param_scheduler: ended at iteration {self.iter} with a learning rate of 0, so the "
-                f"other {left} iterations train nothing; set a later end"
+                f"param_scheduler: has ended with a learning rate of 0, so the other {left} "
+                "iterations train nothing; set a later end"
             )
         if changed:
             self.logger.warning(

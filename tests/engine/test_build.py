@@ -418,6 +418,42 @@ def test_configs_have_a_name_or_a_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])
+@pytest.mark.parametrize("written", ["absolute", "relative"])
+def test_the_data_of_a_copied_run_is_in_the_copy(written, place, tmp_path, monkeypatch, capsys):
+    """The work directory is next to the data, and was named from another folder."""
+    old, new = tmp_path / "old", tmp_path / "deeper/new"
+    monkeypatch.chdir(tmp_path)
+    (old / "run" / place).mkdir(parents=True)
+    (old / "data").mkdir()
+    (tmp_path / "weights.pth").touch()
+    work = str(old / "run") if written == "absolute" else "old/run"
+    text = f"work_dir = {work!r}\nload_from = {str(tmp_path / 'weights.pth')!r}\n"
+    text += f"parts = [dict(data_root={str(old / 'data')!r})]\n"
+    file = Path("run", place, "config.py")
+    (old / file).write_text(text)
+    (old / "other.py").write_text(text)
+    log = old / "run/20260101_000000"
+    log.mkdir(exist_ok=True)
+    record = {"config": "project/config.py", "folder": str(old / "run")}
+    (log / "run.json").write_text(json.dumps(record))
+    assert load_config(str(old / file)).parts[0].data_root == str(old / "data")
+    new.parent.mkdir()
+    shutil.copytree(old, new)
+    assert not capsys.readouterr().err
+    copied = load_config(str(new / file))
+    assert copied.parts[0].data_root == str(new / "data")
+    assert copied.work_dir == str(new / "run")
+    assert copied.load_from == str(tmp_path / "weights.pth")  # it did not move
+    check_message(capsys.readouterr().err.splitlines()[0], new / file, old / "run", new / "data")
+    # Only the work directory is copied: its data stayed. And a user's config is not of the run.
+    shutil.copytree(old / "run", tmp_path / "alone")
+    alone = load_config(str(tmp_path / "alone" / place / "config.py"))
+    assert alone.parts[0].data_root == str(old / "data")
+    (new / "run/other.py").write_text(text)
+    assert load_config(str(new / "run/other.py")).work_dir == work
+
+
+@pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])
 @pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
 def test_the_config_of_a_run_follows_its_project(move, place, tmp_path, capsys):
     """It has absolute paths, and would read and write the folder of an earlier place."""
