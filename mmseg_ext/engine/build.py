@@ -36,6 +36,7 @@ from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
 from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
+from mmseg_ext.engine.test_time_views import swapped_classes, unseen_views
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
 from mmseg_ext.terminal import quiet_terminal
@@ -121,7 +122,10 @@ def build_test_runner(
         if "tta_pipeline" not in cfg:
             raise LaunchError("--tta: the config has no tta_pipeline; add it")
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        tta_model = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
+        tta_model = dict(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"})
+        swapped = swapped_classes(cfg)
+        if swapped and type_name(tta_model) == "StreamingSegTTAModel":
+            tta_model.setdefault("swap_seg_labels", swapped)
         cfg.model = {**tta_model, "module": cfg.model}
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
@@ -130,7 +134,11 @@ def build_test_runner(
             if type_name(metric) != "ObjectMetric":  # which writes no label maps
                 metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
-    return _build(cfg, "test_loop")
+    runner = _build(cfg, "test_loop")
+    warning = unseen_views(cfg) if tta else ""
+    if warning:
+        runner.logger.warning(warning)
+    return runner
 
 
 def build_segmentor(cfg: Config) -> Any:

@@ -1,0 +1,86 @@
+"""What test-time augmentation does that training did not: flips, scales and turns of no training.
+
+A network knows nothing of views that training never showed. Where left and right are classes, a
+mirrored view makes the mean of the views worse than the image alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmengine.config import Config
+
+from mmseg_ext.engine.config import as_list, inner_datasets, settings_inside, type_name
+
+_TURNS = ("RandomRotate", "RandomRotFlip")
+_ROUNDING = 1e-3
+
+
+def _transforms(pipeline: Any) -> Iterator[Mapping]:
+    """Yield the settings of all transforms, also of those inside others."""
+    for _, value in settings_inside("", pipeline):
+        if isinstance(value, Mapping) and "type" in value:
+            yield value
+
+
+def _training_transforms(cfg: Config) -> list[Mapping]:
+    settings = (cfg.get("train_dataloader") or {}).get("dataset") or {}
+    found = []
+    for dataset in inner_datasets(settings):
+        found.extend(_transforms(dataset.get("pipeline") or []))
+    return found
+
+
+def _flips(transforms: list[Mapping]) -> set[str]:
+    """Return the directions in which images are flipped with some probability."""
+    directions = set()
+    for step in transforms:
+        if type_name(step) == "RandomFlip" and any(as_list(step.get("prob"))):
+            directions.update(as_list(step.get("direction", "horizontal")))
+        elif type_name(step) == "RandomRotFlip":
+            directions |= {"horizontal", "vertical"}
+    return directions
+
+
+def _factors(transforms: list[Mapping]) -> tuple[float, float] | None:
+    """Return the lowest and highest factor of training images to the usual size, if known."""
+    for step in transforms:
+        kind = type_name(step)
+        if kind == "RandomResize" and "ratio_range" in step:
+            low, high = step["ratio_range"]
+            return low, high
+        if kind in ("RandomResize", "RandomChoiceResize"):
+            return None  # of sizes in pixels
+    return 1.0, 1.0
+
+
+def unseen_views(cfg: Config) -> str:
+    """Return a line about views of `tta_pipeline` that training does not show, otherwise ''."""
+    seen, views = _training_transforms(cfg), list(_transforms(cfg.get("tta_pipeline") or []))
+    if not seen:  # a config for testing only
+        return ""
+    unseen = [f"{direction} flips" for direction in sorted(_flips(views) - _flips(seen))]
+    factors = _factors(seen)
+    for step in views:
+        factor = step.get("scale_factor") if type_name(step) == "Resize" else None
+        if factors is None or not isinstance(factor, int | float):
+            continue
+        if not factors[0] - _ROUNDING <= factor <= factors[1] + _ROUNDING:
+            unseen.append(f"scale {factor:g}")
+    kinds = {type_name(step) for step in seen}
+    for step in views:
+        if type_name(step) in _TURNS and not kinds.intersection(_TURNS):
+            unseen.append(type_name(step))
+    if not unseen:
+        return ""
+    return (
+        f"tta_pipeline: training shows no {', '.join(dict.fromkeys(unseen))}, so these views can "
+        "lower the score; remove them from tta_pipeline, or train with them"
+    )
+
+
+def swapped_classes(cfg: Config) -> list[tuple[int, int]]:
+    """Return the classes that a flip of training exchanges, such as left and right hands."""
+    for step in _training_transforms(cfg):
+        if type_name(step) == "RandomFlip" and step.get("swap_seg_labels"):
+            return [(one, other) for one, other in step["swap_seg_labels"]]
+    return []
