@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import serialization
 
-# torch 2.2: fused updates of several tensors run without data.
-HAS_FOREACH_WITHOUT_DATA = torch.__version__ >= "2.2"
 # torch 2.4: loading knows a list of allowed types, which mmengine's checkpoints need.
 HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")
 # torch 2.5: attention on a CPU takes a float32 mask with queries in half precision.
@@ -50,18 +48,6 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
         return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
     enabled = device_type == "cuda" and torch.is_autocast_enabled()
     return torch.get_autocast_gpu_dtype() if enabled else None
-
-
-def set_autocast(device_type: str, dtype: torch.dtype | None) -> None:
-    """Enable autocast to `dtype` on a type of device, available or not; None disables it."""
-    if hasattr(torch, "set_autocast_dtype"):  # torch 2.4
-        torch.set_autocast_enabled(device_type, dtype is not None)
-        if dtype is not None:
-            torch.set_autocast_dtype(device_type, dtype)
-    else:
-        torch.set_autocast_enabled(dtype is not None)
-        if dtype is not None:
-            torch.set_autocast_gpu_dtype(dtype)
 
 
 @contextlib.contextmanager
