@@ -137,9 +137,8 @@ def _follow_move(cfg: Config, path: str) -> list[str]:
         return [
             f"{path}: its project was in {old.parent}; the paths there are replaced by {new.parent}"
         ]
-    changed = [key for key in moved if key != "work_dir"]
-    data = f"; {', '.join(changed[:3])} now lead to {os.path.commonpath(moved.values())}"
-    return [f"{path}: its work directory was {old}{data if changed else ''}"]
+    changed = [f"{key} is now {value}" for key, value in moved.items() if key != "work_dir"]
+    return ["; ".join([f"{path}: its work directory was {old}", *changed[:1]])]
 
 
 def _import_modules(cfg: Config, path: str) -> None:

@@ -126,7 +126,8 @@ CLIPS = [None, {"max_norm": 1.0}, {"type": "value", "clip_value": 5.0}]
 def test_gradients_are_checked_before_they_are_clipped(clip, fused, more):
     """Also of an accumulation, in mixed precision, and of steps that a kernel skips."""
     kind = PortableAmpOptimWrapper if "dtype" in more else OptimWrapper
-    run, hook = Run(kind, fused=fused, clip_grad=clip, **more), FiniteLossHook()
+    more = {"fused": fused, **more}  # mmengine removes the type from its argument
+    run, hook = Run(kind, clip_grad=copy.copy(clip), **more), FiniteLossHook()
     own_step = run.optim_wrapper.step
     run.go(hook, [1, 1])
     before = run.weight.item()
@@ -135,7 +136,7 @@ def test_gradients_are_checked_before_they_are_clipped(clip, fused, more):
         run.go(hook, [1, 1])
         hook.before_val(run)
     assert run.weight.item() == before < 1
-    finished, hook = Run(kind, fused=fused, clip_grad=clip, **more), FiniteLossHook()
+    finished, hook = Run(kind, clip_grad=copy.copy(clip), **more), FiniteLossHook()
     finished.go(hook, [1, 1])
     hook.after_train(finished)
     assert finished.optim_wrapper.step.__func__ is own_step.__func__
