@@ -33,6 +33,7 @@ class _Check:
 
     iteration: int
     images: list[str]
+    labels: list[Tensor]  # maps of segmentors
     losses: list[tuple[int, Tensor]]
     norms: dict[nn.Parameter, Tensor]  # the largest absolute values of the gradients
     failed: Tensor  # 1.0 or 0.0, the same in every process
@@ -57,6 +58,7 @@ class FiniteLossHook(Hook):
     def __init__(self):
         self._stepped = False  # since the last batch
         self._images: list[str] = []  # of the iterations since the last step
+        self._labels: list[Tensor] = []  # of their images, if these have label maps
         self._losses: list[tuple[int, Tensor]] = []  # iteration and loss, since the last step
         self._handles: list[RemovableHandle] = []
         self._optimizers: list[Any] = []
@@ -116,6 +118,7 @@ class FiniteLossHook(Hook):
     def _record(self, iteration: int, loss: Tensor, batch: dict) -> None:
         if self._stepped:
             self._images = []
+            self._labels = []
             self._losses = []
             self._stepped = False
         self._losses.append((iteration, loss))
@@ -125,6 +128,8 @@ class FiniteLossHook(Hook):
                 self._stepped = True
         for sample in batch.get("data_samples") or ():
             self._images.append(sample.get("img_path", "unknown"))
+            if "gt_sem_seg" in sample:
+                self._labels.append(sample.gt_sem_seg.data)
 
     def _checked_before_clipping(self, runner, wrapper: Any) -> Any:
         """Return the wrapper's `step`, after a check that its optimizer then leaves out."""
@@ -163,7 +168,7 @@ class FiniteLossHook(Hook):
         values.extend(norms.values())
         failed = (~torch.stack(values).isfinite()).any().float()
         dist.all_reduce(failed, "max")
-        return _Check(runner.iter + 1, self._images, self._losses, norms, failed)
+        return _Check(runner.iter + 1, self._images, self._labels, self._losses, norms, failed)
 
     def _require_passed(self, runner) -> None:
         """Raise a RunError if the pending check has failed, in every process."""
@@ -172,7 +177,9 @@ class FiniteLossHook(Hook):
             dist.all_reduce(failures, "max")
             if failures >= _MOST_SKIPPED:
                 failed = torch.ones(())
-                self._pending = _Check(runner.iter, self._images, self._losses, {}, failed)
+                self._pending = _Check(
+                    runner.iter, self._images, self._labels, self._losses, {}, failed
+                )
         check = self._pending
         self._pending = None
         if check is None:
@@ -184,6 +191,13 @@ class FiniteLossHook(Hook):
         # Every process reaches this line, and reports one problem of all.
         problem = _find_problem(runner, check)
         if problem is not None:
+            ignored = getattr(unwrap_model(runner.model), "decode_head", None)
+            ignored = getattr(ignored, "ignore_index", 255)
+            if check.labels and all(bool((label == ignored).all()) for label in check.labels):
+                problem += (
+                    f", and no pixel of the batch counts (all labels are {ignored}); annotate more "
+                    "of these images, or use a loss that is 0 then"
+                )
             problem += (
                 "; the weights are unchanged. Images of the batch: "
                 f"{', '.join(check.images) or 'unknown'}. --resume continues from the last "

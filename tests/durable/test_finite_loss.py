@@ -10,7 +10,8 @@ import torch
 from mmengine import dist
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.structures import BaseDataElement
+from mmengine.structures import BaseDataElement, PixelData
+from mmseg.structures import SegDataSample
 
 from mmseg_ext.durable import FiniteLossHook, finite_loss
 from mmseg_ext.engine import PortableAmpOptimWrapper
@@ -140,6 +141,20 @@ def test_gradients_are_checked_before_they_are_clipped(clip, fused, more):
     finished.go(hook, [1, 1])
     hook.after_train(finished)
     assert finished.optim_wrapper.step.__func__ is own_step.__func__
+
+
+@pytest.mark.parametrize(("labels", "told"), [((255, 255), True), ((255, 1), False)])
+def test_a_batch_in_which_no_pixel_counts_is_named(labels, told):
+    """In an accumulation all batches count together."""
+    run, hook = Run(accumulative_counts=2), FiniteLossHook()
+    hook.before_train(run)
+    with raises_message(RunError, "nan", todo="--resume") as error:
+        for label in labels:
+            data = PixelData(data=torch.full((1, 2, 2), label))
+            samples = [SegDataSample(gt_sem_seg=data, metainfo={"img_path": "a.png"})]
+            loss = run.model(math.nan, data_samples=samples)["loss"]
+            run.optim_wrapper.update_params(loss)
+    assert ("no pixel of the batch counts" in str(error.value)) == told
 
 
 def test_a_scaler_that_skips_all_steps_stops_the_run():
