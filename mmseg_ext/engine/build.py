@@ -34,7 +34,12 @@ from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
+from mmseg_ext.engine.run_checks import (
+    check_loops,
+    check_metrics,
+    dataset_warnings,
+    incomplete_splits,
+)
 from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
 from mmseg_ext.engine.test_time_views import swapped_classes, unseen_views
 from mmseg_ext.errors import LaunchError
@@ -186,7 +191,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
         if name not in (cfg.get("default_hooks") or {}):
             runner.register_hook(kind())
     check_loops(runner)
-    for warning in dataset_warnings(runner):
+    for warning in (*dataset_warnings(runner), *incomplete_splits(runner)):
         runner.logger.warning(warning)
     if "train_loop" in loops:
         from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg

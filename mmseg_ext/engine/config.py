@@ -29,7 +29,7 @@ from mmseg_ext.upstream import base_configs
 KEYS = set(inspect.signature(Runner).parameters)
 KEYS |= {"activation_checkpointing", "compile", "compile_blocks"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
-KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision"}
+KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision", "image_counts"}
 KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 KEYS |= {"tta_model", "tta_pipeline"}
 _FOLDERS: set[str] = set()  # in which Python finds modules of configs that were loaded

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from mmseg_ext.engine.config import as_list, inner_datasets, settings_inside, type_name
 
 _TURNS = ("RandomRotate", "RandomRotFlip")
-_ROUNDING = 1e-3
+_ALIKE = 1.5  # a smaller ratio of scales is no other view, as in a prediction
 
 
 def _transforms(pipeline: Any) -> Iterator[Mapping]:
@@ -48,8 +48,12 @@ def _factors(transforms: list[Mapping]) -> tuple[float, float] | None:
         if kind == "RandomResize" and "ratio_range" in step:
             low, high = step["ratio_range"]
             return low, high
-        if kind in ("RandomResize", "RandomChoiceResize"):
-            return None  # of sizes in pixels
+        if kind == "RandomRatioScale":
+            return min(step["ratios"]), max(step["ratios"])
+        if kind == "Resize" and isinstance(step.get("scale_factor"), int | float):
+            return step["scale_factor"], step["scale_factor"]
+        if "Resize" in kind or "Scale" in kind:
+            return None  # sizes in pixels, or a transform of another package
     return 1.0, 1.0
 
 
@@ -64,7 +68,7 @@ def unseen_views(cfg: Config) -> str:
         factor = step.get("scale_factor") if type_name(step) == "Resize" else None
         if factors is None or not isinstance(factor, int | float):
             continue
-        if not factors[0] - _ROUNDING <= factor <= factors[1] + _ROUNDING:
+        if not factors[0] / _ALIKE <= factor <= factors[1] * _ALIKE:
             unseen.append(f"scale {factor:g}")
     kinds = {type_name(step) for step in seen}
     for step in views:
