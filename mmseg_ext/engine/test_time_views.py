@@ -41,20 +41,29 @@ def _flips(transforms: list[Mapping]) -> set[str]:
     return directions
 
 
-def _factors(transforms: list[Mapping]) -> tuple[float, float] | None:
-    """Return the lowest and highest factor of training images to the usual size, if known."""
+def _scales(transforms: list[Mapping]) -> tuple[float, float, str]:
+    """Return the lowest and highest scale of training images, and the key that says so.
+
+    With 'scale' they are the longer side in pixels, with 'scale_factor' they multiply the image's
+    size. An empty key is for sizes that cannot be compared.
+    """
     for step in transforms:
         kind = type_name(step)
-        if kind == "RandomResize" and "ratio_range" in step:
-            low, high = step["ratio_range"]
-            return low, high
+        low, high = step.get("ratio_range", (1.0, 1.0))
         if kind == "RandomRatioScale":
-            return min(step["ratios"]), max(step["ratios"])
+            return min(step["ratios"]), max(step["ratios"]), "scale_factor"
+        if kind in ("Resize", "RandomResize") and "scale" in step:
+            side = _side(step["scale"])
+            return low * side, high * side, "scale"
         if kind == "Resize" and isinstance(step.get("scale_factor"), int | float):
-            return step["scale_factor"], step["scale_factor"]
-        if "Resize" in kind or "Scale" in kind:
-            return None  # sizes in pixels, or a transform of another package
-    return 1.0, 1.0
+            return step["scale_factor"], step["scale_factor"], "scale_factor"
+        if "Resize" in kind or "Scale" in kind:  # several sizes, or of another package
+            return 1.0, 1.0, ""
+    return 1.0, 1.0, "scale_factor"
+
+
+def _side(scale: Any) -> float:
+    return max(scale) if isinstance(scale, list | tuple) else scale
 
 
 def unseen_views(cfg: Config) -> str:
@@ -63,13 +72,12 @@ def unseen_views(cfg: Config) -> str:
     if not seen:  # a config for testing only
         return ""
     unseen = [f"{direction} flips" for direction in sorted(_flips(views) - _flips(seen))]
-    factors = _factors(seen)
+    low, high, key = _scales(seen)
     for step in views:
-        factor = step.get("scale_factor") if type_name(step) == "Resize" else None
-        if factors is None or not isinstance(factor, int | float):
-            continue
-        if not factors[0] / _ALIKE <= factor <= factors[1] * _ALIKE:
-            unseen.append(f"scale {factor:g}")
+        if type_name(step) == "Resize" and key in step:
+            scale = _side(step[key])
+            if not low / _ALIKE <= scale <= high * _ALIKE:
+                unseen.append(f"{key} {scale:g}")
     kinds = {type_name(step) for step in seen}
     for step in views:
         if type_name(step) in _TURNS and not kinds.intersection(_TURNS):

@@ -23,6 +23,7 @@ def resize(factor: float) -> dict:
 
 
 RANGE = {"type": "RandomResize", "scale": (64, 64), "ratio_range": (0.5, 2.0)}
+RATIOS = {"type": "RandomRatioScale", "ratios": [0.5, 1.0, 2.0]}
 SIZES = {"type": "RandomChoiceResize", "scales": [32, 64]}
 TURN = {"type": "RandomRotate", "prob": 1.0, "degree": 90}
 # training, views, words of the warning; none for ()
@@ -42,10 +43,13 @@ CASES = {
         (),
     ),
     "turns with flips": ([{"type": "RandomRotFlip"}], [flip(1.0, "vertical")], ()),
-    "scales": ([], [resize(1.25), resize(0.5)], ("scale 0.5,",)),
+    "scales": ([], [resize(1.25), resize(0.5)], ("scale_factor 0.5,",)),
     "scales of smaller images": ([resize(0.5)], [resize(0.375), resize(0.625)], ()),
-    "scales of training": ([RANGE], [resize(0.5), resize(1.75)], ()),
-    "a larger scale": ([RANGE], [resize(3.5)], ("scale 3.5",)),
+    "scales of training": ([RATIOS], [resize(0.5), resize(1.75)], ()),
+    "a larger scale": ([RATIOS], [resize(3.5)], ("scale_factor 3.5",)),
+    "pixels": ([RANGE], [{"type": "Resize", "scale": (48, 32)}], ()),
+    "more pixels": ([RANGE], [{"type": "Resize", "scale": (256, 64)}], ("scale 256",)),
+    "a factor of pixels": ([RANGE], [resize(9.0)], ()),
     "sizes in pixels": ([SIZES], [resize(2.5)], ()),
     "a turn": ([flip(0.5)], [TURN], ("RandomRotate",)),
     "a turn of training": ([TURN], [TURN], ()),
