@@ -112,6 +112,7 @@ class RunRecordHook(Hook):
             return
         self._record = describe_run(runner.cfg, runner.world_size, runner.seed)
         self._record["folder"] = os.path.abspath(runner.work_dir)  # the config's may be relative
+        self._record["iterations"] = runner.max_iters
         self._record["start_iteration"] = runner.iter
         self._record["started"] = _now()
         for hook in runner.hooks:

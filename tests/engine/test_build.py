@@ -341,6 +341,9 @@ def test_test_and_tta(trained, tmp_path):
     assert run("test", [*words, str(tmp_path / "plain"), *drawn]) == 0
     assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()
     (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
+    (results,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/results.json"))
+    assert (results["split"], results["views"]) == (str(trained / "data/images"), 1)
+    assert lines_with(log_text(tmp_path / "plain"), "test: 8 images", results["split"])
     validated = logged(trained / "work", "mIoU")[12]
     assert metrics["mIoU"] == pytest.approx(validated["mIoU"], rel=1e-6)
     for kind in ("out", "show"):
@@ -357,6 +360,8 @@ def test_test_and_tta(trained, tmp_path):
         (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
         assert hook.draw and (hook.show, hook.wait_time) == (bool(shown), shown)
     assert 0 < runner.test()["mIoU"] <= 100
+    (results,) = (json.loads(p.read_text()) for p in (tmp_path / "tta").glob("2*/results.json"))
+    assert results["views"] == 4
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
