@@ -1,4 +1,4 @@
-"""How many iterations fit into some minutes: measured by a few iterations and a short validation."""
+"""How many iterations fit into some minutes, measured by a few of them and a short validation."""
 
 import contextlib
 import json
