@@ -29,7 +29,9 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
+    from mmseg_ext.inference.export import export
     from mmseg_ext.inference.models import get_model, list_models
+    from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
 
 __version__ = "1.0.0"
@@ -38,8 +40,10 @@ __all__ = [
     "Predictor",
     "StackError",
     "__version__",
+    "export",
     "get_model",
     "list_models",
+    "predict",
     "register_all_modules",
     "safe_loading",
     "use_operators_in_pytorch",
@@ -53,8 +57,10 @@ _BELOW = ("checkpoint", "images", "terminal")
 # Imported when they are used. Each command of the shell calls the function of its name.
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
+    "export": "inference.export",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "predict": "inference.prediction",
 }
 
 

@@ -44,6 +44,13 @@ class LabelError(ValueError):
     """A label map that loading would corrupt; the message starts with its path."""
 
 
+def pointer_problem(data: bytes) -> str:
+    """Return what is wrong if a file's content is only a pointer of Git LFS, else nothing."""
+    if not data.startswith(b"version https://git-lfs"):
+        return ""
+    return "is a pointer of Git LFS instead of the file; run: git lfs pull"
+
+
 def one_line(error: object, length: int | None = None) -> str:
     """Return the text of an error, or of anything else, without line breaks.
 

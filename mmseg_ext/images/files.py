@@ -1,27 +1,31 @@
 """Image files: finding and reading them, and one error that names a file that does not decode.
 
-OpenCV reads photos, as in mmcv. It returns None for a damaged file, and older versions fill the
-missing part of a truncated JPEG with gray. Pillow raises a different exception for each kind of
-damage. `values` reads TIFFs, images of more than 8 bits, and other numbers of channels than three.
+`read` decodes any image, by `values.read_pixels`, and `read_photo` one from an open file. `decode`
+calls mmcv, for label maps and for loaders whose config chooses how mmcv reads. Decoders raise a
+different exception for each kind of damage, OpenCV returns None, and its older versions fill the
+missing part of a truncated JPEG with gray.
 """
 
 import contextlib
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import mmcv
 import numpy as np
 from mmengine import fileio
 from PIL import Image
 
-from mmseg_ext.errors import UnreadableFileError, one_line
+from mmseg_ext.errors import UnreadableFileError, one_line, pointer_problem
 from mmseg_ext.images.values import (
     IMAGE_SUFFIXES,
-    Pixels,
+    Photo,
     any_size,
     exif_orientation,
     is_tiff,
+    read_page,
     read_pixels,
     tiff_file,
 )
@@ -61,20 +65,43 @@ def _is_shown(name: str) -> bool:
     return not name.startswith(".")
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return width and height of an image file; only its header is read.
+def image_size(file: BinaryIO, name: str = "image") -> tuple[int, int]:
+    """Return width and height of the image in an open file; only its header is read.
 
     Raises:
-        Exception: of a decoder, if it cannot read the header.
+        UnreadableFileError: if the header does not decode.
     """
-    with path.open("rb") as file:
-        tiff = is_tiff(file.read(4))
-    if tiff:
-        with tiff_file(path) as file:  # Pillow opens few kinds
-            page = file.pages[0]
-            return page.imagewidth, page.imagelength
-    with any_size(), Image.open(path) as image:
-        return image.size
+    try:
+        if is_tiff(file.read(4)):  # Pillow opens few kinds
+            with tiff_file(file) as found:
+                page = found.pages[0]
+                return page.imagewidth, page.imagelength
+        with any_size():
+            return Image.open(file).size
+    except Exception as error:  # decoders raise anything
+        file.seek(0)
+        raise _damage(file.read(), name) from error
+    finally:
+        file.seek(0)
+
+
+def read_photo(file: BinaryIO, name: str, page: int | None = None) -> Photo:
+    """Return the photo in an open file.
+
+    Args:
+        name: of the file, for messages.
+        page: number of the image in a TIFF stack, from 0, as in `values.tiff_images`.
+
+    Raises:
+        UnreadableFileError: for a damaged file, or a TIFF that cannot be read.
+    """
+    if page is None:
+        return read(file.read(), name)
+    name = f"{name}: page {page + 1}"
+    try:
+        return replace(read_page(file, page), name=name)
+    except Exception as error:  # of a decoder
+        raise UnreadableFileError(f"{name}: {one_line(error)}") from error
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
@@ -100,9 +127,7 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     try:
         with contextlib.nullcontext() if backend == "cv2" else any_size():
             image = mmcv.imfrombytes(data, flag=flag, backend=backend)
-        if not _is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
-            with any_size():
-                Image.open(io.BytesIO(data)).load()
+        _require_end(data)
     except Exception:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
     if image is None:
@@ -110,18 +135,27 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     return image
 
 
-def read(data: bytes, path: str, indices: bool = False) -> Pixels:
+def read(data: bytes, path: str, indices: bool = False) -> Photo:
     """Return the image in `data` as the file declares it; see `values.read_pixels`.
 
     Raises:
         UnreadableFileError: if `data`, read from `path`, is damaged, or a TIFF that cannot be read.
     """
     try:
-        return read_pixels(data, indices)
+        photo = replace(read_pixels(data, indices), name=path)
+        _require_end(data)
+        return photo
     except Exception as error:  # of a decoder, or about a TIFF
         if is_tiff(data) and isinstance(error, ValueError | NotImplementedError):
             raise UnreadableFileError(f"{path}: {one_line(error)}") from error
         raise _damage(data, path) from error
+
+
+def _require_end(data: bytes) -> None:
+    """Raise an error of Pillow for a truncated JPEG or PNG, which OpenCV fills with gray."""
+    if not _is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
+        with any_size():
+            Image.open(io.BytesIO(data)).load()
 
 
 def _is_complete(data: bytes) -> bool:
@@ -132,6 +166,8 @@ def _is_complete(data: bytes) -> bool:
 
 
 def _damage(data: bytes, path: str) -> UnreadableFileError:
+    if pointer := pointer_problem(data):
+        return UnreadableFileError(f"{path}: {pointer}")
     problem = "does not decode" if _is_complete(data) else "is truncated"
     return UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
 
@@ -140,6 +176,6 @@ def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
         with any_size():
-            return exif_orientation(Image.open(io.BytesIO(data)))
+            return exif_orientation(Image.open(io.BytesIO(data)), data)
     except Exception:  # `decode` reports the damage
         return 1

@@ -30,6 +30,9 @@ class ObjectFiles:
         classes: of the model, in the order of its labels.
         chosen: the classes whose objects are written; by default all but background and border.
         pixel_size: side of a pixel in micrometers.
+
+    Raises:
+        ValueError: if a chosen class is not in `classes`.
     """
 
     def __init__(
@@ -40,6 +43,9 @@ class ObjectFiles:
         chosen: Sequence[str] | None = None,
         pixel_size: float | None = None,
     ):
+        if unknown := [name for name in chosen or () if name not in classes]:
+            names = ", ".join(classes)
+            raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
         self.folder, self.formats, self.chosen = folder, formats, chosen
         self.pixel_size = pixel_size
         self.numbers = {name: number for number, name in enumerate(classes, 1)}

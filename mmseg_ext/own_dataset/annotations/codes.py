@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.images.files import read
-from mmseg_ext.images.values import Pixels, is_tiff
+from mmseg_ext.images.values import Photo, is_tiff
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
@@ -89,7 +89,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
     return marked
 
 
-def _whole_numbers(pixels: Pixels) -> np.ndarray:
+def _whole_numbers(pixels: Photo) -> np.ndarray:
     """Return the values without alpha, (H, W, 1 or 3), uint8 or uint16."""
     values = pixels.values
     if values.dtype == bool:
