@@ -53,8 +53,6 @@ def main(args: argparse.Namespace) -> int:
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
-    if args.checkpoint == "none":
-        print("warning: random weights: the labels are meaningless", file=sys.stderr)
     warnings.showwarning = _print_warning  # as Python's documentation allows
     results = predict(
         args.input,
@@ -75,7 +73,9 @@ def main(args: argparse.Namespace) -> int:
         value_range=args.value_range,
         amp=args.amp,
     )
-    print(f"{results.done} images or frames segmented into {args.out}")
+    print(f"{results.done} {results.kind} segmented into {args.out}")
+    if args.checkpoint == "none":
+        print("warning: random weights: the labels are meaningless", file=sys.stderr)
     if results.small:
         print(f"left out: {results.small} objects smaller than --min-area; --min-area 0 keeps them")
     if results.unplaced:

@@ -11,7 +11,7 @@ from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, read, read_bytes
-from mmseg_ext.images.values import Photo, ValueRange, is_deep, is_tiff
+from mmseg_ext.images.values import ValueRange, is_deep, is_tiff
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
@@ -77,9 +77,24 @@ class CheckedLoadImage(LoadImageFromFile):
             photo = photo or read(content, path)
             if rotates:
                 photo = photo.upright()
-            if self.value_range is None and self.color_type != "unchanged":
-                _note_missing_range(photo, path, results)
-            image = self._convert(photo, path)
+            if self.color_type == "unchanged":
+                image = self._unchanged(photo.values)
+            else:
+                note = None if self.value_range is not None else photo.dark_note()
+                if note:
+                    results["value_note"] = note
+                if note and note not in warned_kinds:
+                    warned_kinds.add(note)
+                    warnings.warn(f"{path}: {note}", stacklevel=2)
+                try:
+                    image = photo.fit(self.channels, self.value_range)
+                except ValueError as error:
+                    raise UnreadableFileError(f"{path}: {error}") from error
+                if self.channels == 3:
+                    image = image[..., ::-1]  # BGR, as OpenCV has decoded it
+                image = np.ascontiguousarray(image)
+                if self.color_type.startswith("grayscale"):
+                    image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
         if self.to_float32:
             image = image.astype(np.float32)
         results["img"] = image
@@ -94,21 +109,6 @@ class CheckedLoadImage(LoadImageFromFile):
         is_plain = self.channels == 3 and not (is_tiff(content) or is_deep(content))
         return is_plain and self.color_type.startswith("grayscale")
 
-    def _convert(self, photo: Photo, name: str) -> np.ndarray:
-        """Return the image (H, W, channels), or (H, W) for a gray `color_type`."""
-        if self.color_type == "unchanged":
-            return self._unchanged(photo.values)
-        try:
-            image = photo.fit(self.channels, self.value_range)
-        except ValueError as error:
-            raise UnreadableFileError(f"{name}: {error}") from error
-        if self.channels == 3:
-            image = image[..., ::-1]  # BGR, as OpenCV has decoded it
-        image = np.ascontiguousarray(image)
-        if self.color_type.startswith("grayscale"):
-            image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        return image
-
     def _unchanged(self, values: np.ndarray) -> np.ndarray:
         """Return values (H, W, channels) in the order in which mmcv reads them from a file."""
         channels = values.shape[2]
@@ -116,14 +116,3 @@ class CheckedLoadImage(LoadImageFromFile):
             return values
         blue_green_red_alpha = [2, 1, 0, 3]
         return values[..., blue_green_red_alpha[:channels]]
-
-
-def _note_missing_range(photo: Photo, path: str, results: dict) -> None:
-    """Add `value_note` for an image that may be dark without a range; warn once for each kind."""
-    note = photo.dark_note()
-    if not note:
-        return
-    results["value_note"] = note
-    if note not in warned_kinds:
-        warned_kinds.add(note)
-        warnings.warn(f"{path}: {note}", stacklevel=3)

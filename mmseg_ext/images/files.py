@@ -1,6 +1,6 @@
 """Image files: finding and reading them, and one error that names a file that does not decode.
 
-`read` decodes any image, by `values.read_pixels`, and `read_photo` one from an open file. `decode`
+`read` decodes any image, by `values.read_pixels`, and `read_photo` one from its path. `decode`
 calls mmcv, for label maps and for loaders whose config chooses how mmcv reads. Decoders raise a
 different exception for each kind of damage, OpenCV returns None, and its older versions fill the
 missing part of a truncated JPEG with gray.
@@ -11,7 +11,6 @@ import io
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import mmcv
 import numpy as np
@@ -24,14 +23,17 @@ from mmseg_ext.images.values import (
     Photo,
     any_size,
     exif_orientation,
+    image_size,
+    is_complete,
     is_tiff,
     read_page,
     read_pixels,
-    tiff_file,
+    require_end,
 )
 
-# The first and last bytes of complete JPEG and PNG files.
-_FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
+# Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
+# classes, its labels and the picture that is written.
+BYTES_PER_PIXEL = 17
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -65,43 +67,36 @@ def _is_shown(name: str) -> bool:
     return not name.startswith(".")
 
 
-def image_size(file: BinaryIO, name: str = "image") -> tuple[int, int]:
-    """Return width and height of the image in an open file; only its header is read.
-
-    Raises:
-        UnreadableFileError: if the header does not decode.
-    """
-    try:
-        if is_tiff(file.read(4)):  # Pillow opens few kinds
-            with tiff_file(file) as found:
-                page = found.pages[0]
-                return page.imagewidth, page.imagelength
-        with any_size():
-            return Image.open(file).size
-    except Exception as error:  # decoders raise anything
-        file.seek(0)
-        raise _damage(file.read(), name) from error
-    finally:
-        file.seek(0)
-
-
-def read_photo(file: BinaryIO, name: str, page: int | None = None) -> Photo:
-    """Return the photo in an open file.
+def read_photo(path: Path, page: int | None = None, most: int | None = None) -> Photo:
+    """Return the photo at `path`, which is opened once.
 
     Args:
-        name: of the file, for messages.
         page: number of the image in a TIFF stack, from 0, as in `values.tiff_images`.
+        most: pixels that a photo may have.
 
     Raises:
         UnreadableFileError: for a damaged file, or a TIFF that cannot be read.
+        ValueError: for a photo of more pixels, which is not decoded.
+        OSError: if the file cannot be opened.
     """
-    if page is None:
-        return read(file.read(), name)
-    name = f"{name}: page {page + 1}"
-    try:
-        return replace(read_page(file, page), name=name)
-    except Exception as error:  # of a decoder
-        raise UnreadableFileError(f"{name}: {one_line(error)}") from error
+    name = str(path) if page is None else f"{path}: page {page + 1}"
+    with path.open("rb") as file:
+        try:
+            width, height = image_size(file)
+        except Exception as error:  # of a decoder
+            file.seek(0)
+            raise _damage(file.read(), name) from error
+        if most is not None and width * height > most:
+            memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
+            allow = f"allow it with --max-pixels {width * height}"
+            raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")
+        file.seek(0)
+        if page is None:
+            return read(file.read(), name)
+        try:
+            return replace(read_page(file, page), name=name)
+        except Exception as error:  # of a decoder
+            raise UnreadableFileError(f"{name}: {one_line(error)}") from error
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
@@ -127,7 +122,7 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     try:
         with contextlib.nullcontext() if backend == "cv2" else any_size():
             image = mmcv.imfrombytes(data, flag=flag, backend=backend)
-        _require_end(data)
+        require_end(data)
     except Exception:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
     if image is None:
@@ -142,33 +137,17 @@ def read(data: bytes, path: str, indices: bool = False) -> Photo:
         UnreadableFileError: if `data`, read from `path`, is damaged, or a TIFF that cannot be read.
     """
     try:
-        photo = replace(read_pixels(data, indices), name=path)
-        _require_end(data)
-        return photo
+        return replace(read_pixels(data, indices), name=path)
     except Exception as error:  # of a decoder, or about a TIFF
         if is_tiff(data) and isinstance(error, ValueError | NotImplementedError):
             raise UnreadableFileError(f"{path}: {one_line(error)}") from error
         raise _damage(data, path) from error
 
 
-def _require_end(data: bytes) -> None:
-    """Raise an error of Pillow for a truncated JPEG or PNG, which OpenCV fills with gray."""
-    if not _is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
-        with any_size():
-            Image.open(io.BytesIO(data)).load()
-
-
-def _is_complete(data: bytes) -> bool:
-    for start, end in _FRAMES:
-        if data.startswith(start):
-            return data.endswith(end)
-    return True
-
-
 def _damage(data: bytes, path: str) -> UnreadableFileError:
     if pointer := pointer_problem(data):
         return UnreadableFileError(f"{path}: {pointer}")
-    problem = "does not decode" if _is_complete(data) else "is truncated"
+    problem = "does not decode" if is_complete(data) else "is truncated"
     return UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
 
 

@@ -32,6 +32,8 @@ _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
 # Decoded by OpenCV, as in mmcv, or by Pillow if OpenCV is missing.
 _BY_OPENCV = ("L", "P", "RGB", "CMYK", "YCbCr")
+# The first and last bytes of complete JPEG and PNG files.
+_FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 _EXIF_OF_PNG = (b"eXIf", b"Raw profile type exif")  # the second is ImageMagick's
 # Such as P5 4 3 255: the kind, width, height and white.
 _PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
@@ -207,6 +209,37 @@ def is_png_with_alpha(data: bytes) -> bool:
     return data[:4] == b"\x89PNG" and data[25:26] in (b"\4", b"\6")  # with gray or colors
 
 
+def image_size(file: Any) -> tuple[int, int]:
+    """Return width and height of the image in an open file; only its header is read.
+
+    Raises:
+        Exception: of a decoder, if it cannot read the header.
+    """
+    tiff = is_tiff(file.read(4))
+    file.seek(0)
+    if tiff:  # Pillow opens few kinds
+        with tiff_file(file) as found:
+            page = found.pages[0]
+            return page.imagewidth, page.imagelength
+    with any_size():
+        return Image.open(file).size
+
+
+def is_complete(data: bytes) -> bool:
+    """Return whether a JPEG or a PNG ends as these do; for other kinds this is not known."""
+    for start, end in _FRAMES:
+        if data.startswith(start):
+            return data.endswith(end)
+    return True
+
+
+def require_end(data: bytes) -> None:
+    """Raise an error of Pillow for a truncated JPEG or PNG, which OpenCV fills with gray."""
+    if not is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
+        with any_size():
+            Image.open(io.BytesIO(data)).load()
+
+
 def read_pixels(data: bytes, indices: bool = False) -> Photo:
     """Return the image in the bytes of a file; with `indices` a palette is not applied.
 
@@ -238,6 +271,7 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
             bgr: Any = cv2.imdecode(np.frombuffer(data, np.uint8), kind)
             if bgr is None:
                 raise OSError("does not decode")
+            require_end(data)
             tag = 1 if image is None else exif_orientation(image, data)
             return declared(np.atleast_3d(bgr)[..., ::-1], orientation=tag, colors=mode != "L")
     if image is None:

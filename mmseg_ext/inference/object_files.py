@@ -11,7 +11,13 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.inference.georeference import Georeference
-from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, coco_annotation, geojson
+from mmseg_ext.inference.objects import (
+    NO_OBJECTS,
+    SegmentedObject,
+    coco_annotation,
+    find_objects,
+    geojson,
+)
 from mmseg_ext.inference.predictor import Segmentation
 
 # Columns of objects.csv, in pixels; then those in micrometers, and the mean of each band.
@@ -69,7 +75,7 @@ class ObjectFiles:
         chosen = self.chosen or [name for name in result.classes if name not in NO_OBJECTS]
         objects = {}
         for name in chosen:
-            found = result.objects(name)
+            found = find_objects(result.labels, result.classes.index(name), name)
             objects[name] = [each for each in found if each.area >= least]
             self.small += len(found) - len(objects[name])
         return objects

@@ -20,10 +20,9 @@ from torch import nn
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.errors import one_line
-from mmseg_ext.images.files import image_files, image_size, read_photo
+from mmseg_ext.images.files import BYTES_PER_PIXEL, image_files, read_photo
 from mmseg_ext.images.values import (
     IMAGE_SUFFIXES,
-    Photo,
     ValueRange,
     declared,
     tiff_file,
@@ -36,9 +35,6 @@ from mmseg_ext.inference.predictor import Predictor, Segmentation
 from mmseg_ext.inference.videos import VIDEO_SUFFIXES, frames, open_video, video_writer
 from mmseg_ext.terminal import progress
 
-# Measured: the image as decoded, in RGB and with the colors of the classes, its labels and the
-# picture that is written.
-BYTES_PER_PIXEL = 17
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 
 
@@ -47,12 +43,14 @@ class Predicted:
     """What `predict` has written.
 
     Attributes:
-        done: the number of photos, pages or frames with results.
-        failed: those without.
+        kind: "images" (also pages) or "frames".
+        done: the number of those with results.
+        failed: the number of those without.
         small: objects that were left out because they are smaller than `min_area`.
         unplaced: images whose GeoJSON names no coordinate system, because they declare none.
     """
 
+    kind: str
     done: int = 0
     failed: int = 0
     small: int = 0
@@ -137,7 +135,7 @@ def predict(
     )
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)  # it lists GeoTIFF's tags
     files = ObjectFiles(out, formats, predictor.classes, classes, pixel_size)
-    results = Predicted()
+    results = Predicted("frames" if is_video else "images")
     with ExitStack() as stack:
         items: Iterable[Item] = found
         count, add_frame = len(found), None
@@ -150,8 +148,10 @@ def predict(
             items = progress(items, "segmenting", count)
         for item in items:
             try:
-                photo = _read(item, max_pixels)
-                place = place_of(photo.geotags, photo.orientation, str(item.file))
+                if item.frame is None:
+                    photo = read_photo(item.file, item.page, max_pixels)
+                else:
+                    photo = declared(item.frame, colors=True)
                 result = predictor(photo)
                 objects = files.objects(result, min_area)
                 overlay = result.overlay(opacity, objects, with_labels, legend=not add_frame)
@@ -161,6 +161,7 @@ def predict(
                 _print_error(error, item.file)
                 continue
             results.done += 1
+            place = place_of(photo.geotags, photo.orientation, photo.name)
             if add_frame:
                 add_frame(np.asarray(overlay))
             else:
@@ -220,24 +221,6 @@ def _frames(video: Path, numbered: Iterable[tuple[int, np.ndarray]]) -> Iterator
     for number, frame in numbered:
         name = Path(video.stem, f"{number:06}.png")
         yield Item(name, video, name, frame=frame)
-
-
-def _read(item: Item, most: int) -> Photo:
-    """Return the photo, page or frame.
-
-    Raises:
-        ValueError: for a photo of more than `most` pixels, which is not decoded.
-        OSError: if the file cannot be opened or decoded.
-    """
-    if item.frame is not None:
-        return declared(item.frame, colors=True)
-    with item.file.open("rb") as file:
-        width, height = image_size(file, str(item.file))
-        if width * height > most:
-            memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
-            allow = f"allow it with --max-pixels {width * height}"
-            raise ValueError(f"{item.file}: has {width}x{height} pixels and {memory}; {allow}")
-        return read_photo(file, str(item.file), item.page)
 
 
 def _print_error(error: object, path: Path) -> None:

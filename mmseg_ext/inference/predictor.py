@@ -7,7 +7,6 @@ a batch, also for several images. Each prediction is written into the arrays of 
 """
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,8 +33,8 @@ from mmseg_ext.images.pictures import to_picture
 from mmseg_ext.images.values import Photo, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, find_objects
-from mmseg_ext.inference.overlays import draw_overlay, with_legend, write_names
+from mmseg_ext.inference.objects import SegmentedObject, find_objects
+from mmseg_ext.inference.overlays import draw_overlay
 from mmseg_ext.inference.scale import read_seen, resized_as
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.mixed_sizes import by_size
@@ -86,22 +85,9 @@ class Segmentation:
             legend: add the classes of the objects below the image, with their count and their
                 share of the pixels.
         """
-        drawn = [name for name in self.classes if name not in NO_OBJECTS]
-        numbers = [self.classes.index(name) for name in drawn]
-        picture = Image.fromarray(
-            draw_overlay(self.image, self.labels, self.palette, numbers, opacity)
+        return draw_overlay(
+            self.image, self.labels, self.classes, self.palette, opacity, objects, names, legend
         )
-        found = {name: each for name, each in (objects or {}).items() if each and name in drawn}
-        if names:
-            write_names(picture, itertools.chain.from_iterable(found.values()))
-        if not legend:
-            return picture
-        colors = dict(zip(self.classes, self.palette, strict=True))
-        texts = {}
-        for name, each in found.items():
-            share = np.count_nonzero(self.labels == self.classes.index(name)) / self.labels.size
-            texts[name] = f"{name}: {len(each)} ({100 * share:.1f} %)"
-        return with_legend(picture, colors, texts)
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.
@@ -293,10 +279,11 @@ class Predictor:
             with _resizing(data):
                 transform = self._transform_of(data)
             pixels = data["img"]
+            size = pixels.shape[:2]
             # The tiles of rows and columns, each with the part that it fills: up to the middle of
             # what it shares with its neighbors.
             axes = []
-            for length in pixels.shape[:2]:
+            for length in size:
                 tile = self.tile or length
                 spans = window_spans(length, tile, tile - self.overlap)
                 middles = [(start + stop) // 2 for (_, stop), (start, _) in pairwise(spans)]
@@ -313,21 +300,27 @@ class Predictor:
                 if result is None:
                     inputs = sample["inputs"]
                     views = inputs if isinstance(inputs, list) else [inputs]
+                    # Width of the network's input per width of the image. Tiles have that of the
+                    # training images, unless a test-time augmentation changes it.
                     factors = [view.shape[-1] / part.shape[1] for view in views]
-                    self._warn_of_scale(data, factors)
-                    result = self._empty_result(pixels, 1 / factors[0])
+                    if not self._is_told and (self.tile is None or len(views) > 1):
+                        self._warn_of_scale(data, factors)
+                    labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
+                    scores = confidence = None
+                    if self.scores:
+                        count = max(2, len(self.classes))  # a foreground has a background
+                        scores = np.empty((count, *size), np.float16)
+                    if self.confidence:
+                        confidence = np.empty(size, np.float16)
+                    picture = to_picture(pixels, self._rgb_bands)
+                    about = labels, self.classes, self.palette, picture
+                    result = Segmentation(*about, scores, confidence, 1 / factors[0])
                 corner = (rows.start, columns.start)
                 last = i == len(windows)
                 yield _Tile(sample, corner, (kept_rows, kept_columns), result, last)
 
     def _warn_of_scale(self, data: dict, factors: Sequence[float]) -> None:
-        """Warn once of an image that the network sees at another scale than in the training.
-
-        `factors` are those of its views: width of the network's input per width of the image.
-        """
-        has_views = len(factors) > 1
-        if self._is_told or (self.tile and not has_views):  # tiles are at the scale of the training
-            return
+        """Warn once of an image that the network sees at another scale than in the training."""
         height, width = data["img"].shape[:2]
         if self.tile:
             height, width = self._seen.nearest(height, width)
@@ -336,21 +329,6 @@ class Predictor:
         if note := self._seen.note(height, width, todo, factors):
             self._is_told = True
             warnings.warn(f"{data['img_path']}: {note}", stacklevel=2)
-
-    def _empty_result(self, pixels: np.ndarray, reduction: float) -> Segmentation:
-        """Return the result of an image, with arrays that its tiles fill."""
-        size = pixels.shape[:2]
-        labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
-        scores = confidence = None
-        if self.scores:
-            count = max(2, len(self.classes))  # a foreground has a background
-            scores = np.empty((count, *size), np.float16)
-        if self.confidence:
-            confidence = np.empty(size, np.float16)
-        picture = to_picture(pixels, self._rgb_bands)
-        return Segmentation(
-            labels, self.classes, self.palette, picture, scores, confidence, reduction
-        )
 
     def _results(self, batches: Iterable[list["_Tile"]]) -> Iterator[Segmentation]:
         """Predict batches of tiles, and yield the result of each image when it is complete."""

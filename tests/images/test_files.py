@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import decode, image_size, orientation, read  # of any picture
-from mmseg_ext.images.values import picture_pixels, read_page, tiff_file, tiff_images
+from mmseg_ext.images.files import decode, orientation, read  # of any picture
+from mmseg_ext.images.values import image_size, picture_pixels, read_page, tiff_file, tiff_images
 from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
