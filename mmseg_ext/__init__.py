@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
+    from mmseg_ext.runs import test, train
 
 __version__ = "1.0.0"
 
@@ -46,6 +47,8 @@ __all__ = [
     "predict",
     "register_all_modules",
     "safe_loading",
+    "test",
+    "train",
     "use_operators_in_pytorch",
 ]
 
@@ -61,6 +64,8 @@ _FUNCTIONS = {
     "get_model": "inference.models",
     "list_models": "inference.models",
     "predict": "inference.prediction",
+    "test": "runs",
+    "train": "runs",
 }
 
 

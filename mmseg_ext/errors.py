@@ -51,6 +51,14 @@ def pointer_problem(data: bytes) -> str:
     return "is a pointer of Git LFS instead of the file; run: git lfs pull"
 
 
+def labels_outside(num_classes: int, found: object, expected: str, ignored: int) -> str:
+    """Return what is wrong with labels that are neither one of the classes nor ignored."""
+    return (
+        f"values outside the {num_classes} classes: {found}; expected {expected}, or {ignored} for "
+        "ignored pixels"
+    )
+
+
 def one_line(error: object, length: int | None = None) -> str:
     """Return the text of an error, or of anything else, without line breaks.
 
