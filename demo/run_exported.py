@@ -23,7 +23,8 @@ HERE = Path(__file__).resolve().parent
 READERS = (HERE, HERE.parent / "mmseg_ext/images", HERE.parent.parent / "images")
 sys.path += [str(folder) for folder in READERS if (folder / "values.py").is_file()]
 image_values = importlib.import_module("values")
-seen_module = importlib.import_module("seen")
+seen = importlib.import_module("seen")
+segment = seen.segment
 NOT_DRAWN = ("background", "class_0", "border")  # class_0: the lowest value of masks without names
 
 
@@ -51,7 +52,7 @@ def load(path: Path):
     try:
         session = onnxruntime.InferenceSession(path)
         metadata = {"channels": 3, "value_range": None, "rgb_bands": [1, 2, 3]}  # of old files
-        metadata |= seen_module.read_metadata(session.get_modelmeta().custom_metadata_map)
+        metadata |= seen.read_metadata(session.get_modelmeta().custom_metadata_map)
         metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
@@ -59,68 +60,6 @@ def load(path: Path):
     if metadata.get("stored_values"):
         raise ValueError(f"{path}: takes values as files store them; this script gives 0 to 255")
     return lambda images: session.run(["scores"], {"images": images})[0], metadata
-
-
-def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize maps (..., H, W) bilinearly, without antialiasing, as OpenCV and PyTorch do."""
-    for axis, size in ((-2, height), (-1, width)):
-        old = maps.shape[axis]
-        position = ((np.arange(size) + 0.5) * old / size - 0.5).clip(0, old - 1)
-        first = np.floor(position).astype(int)
-        weight = (position - first).astype(np.float32)
-        if axis == -2:
-            weight = weight[:, None]
-        lower = maps.take(first, axis)
-        upper = maps.take(np.minimum(first + 1, old - 1), axis)
-        maps = lower + weight * (upper - lower)
-    return maps
-
-
-def window_scores(run, metadata: dict, pixels: np.ndarray) -> np.ndarray:
-    """Return the scores (classes, h, w) of a window (C, h, w).
-
-    A file of a fixed size gets the rest filled with the color that normalizes to zero.
-    """
-    height, width = pixels.shape[1:]
-    if not metadata["dynamic"]:
-        canvas = np.empty((len(pixels), *metadata["size"]), dtype=np.float32)
-        canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
-        canvas[:, :height, :width] = pixels
-        pixels = canvas
-    return run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]
-
-
-def seen_by(metadata: dict):
-    """Return how the network of a file sees photos."""
-    seen = seen_module.Seen.from_metadata(metadata)
-    return seen if metadata["dynamic"] else seen.in_windows(tuple(metadata["size"]))
-
-
-def segment(run, metadata: dict, image: np.ndarray, trained: bool = False) -> np.ndarray:
-    """Return class indices (H, W) of an image (H, W, C).
-
-    The image is scaled as in the config's test pipeline, or if `trained` as the training images,
-    and cut into windows if it is larger. Where windows overlap, their scores are averaged.
-    """
-    original, seen = image.shape[:2], seen_by(metadata)
-    size = seen.trained(*original) if trained else seen.size(*original)
-    height, width = (max(1, length) for length in size)
-    pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
-    total, count = None, np.zeros((height, width), dtype=np.float32)
-    for rows, columns in seen.windows(height, width):
-        here = np.s_[..., rows, columns]
-        scores = window_scores(run, metadata, pixels[here])
-        if total is None:
-            total = np.zeros((len(scores), height, width), dtype=np.float32)
-        total[here] += scores
-        count[here] += 1
-    total /= count
-    best, labels = np.full(original, -np.inf, dtype=np.float32), np.zeros(original, dtype=np.uint16)
-    for index, score in enumerate(total):  # one class at a time: all would fill the memory
-        score = resize(score, *original)
-        labels[score > best] = index
-        np.maximum(best, score, out=best)
-    return labels.astype(np.min_scalar_type(len(total) - 1))
 
 
 def draw_overlay(metadata: dict, picture: np.ndarray, labels: np.ndarray) -> Image.Image:
@@ -150,7 +89,7 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    seen, value_range = seen_by(metadata), args.value_range or metadata["value_range"]
+    value_range = args.value_range or metadata["value_range"]
     for kind in ("labels", "overlays"):
         (args.out / kind).mkdir(parents=True, exist_ok=True)
     broken, written = [], []
@@ -163,7 +102,7 @@ def main() -> int:
             continue
         if value_range is None and (note := pixels.dark_note()):
             print(f"warning: {path}: {note}", file=sys.stderr)
-        note = seen.note(*values.shape[:2], "use --training-scale")
+        note = seen.seen_by(metadata).note(*values.shape[:2], "use --training-scale")
         if note and not args.training_scale:
             print(f"warning: {path}: {note}", file=sys.stderr)
         labels = segment(run, metadata, values, args.training_scale)

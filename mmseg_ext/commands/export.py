@@ -32,6 +32,8 @@ def main(args: argparse.Namespace) -> None:
         print(note)
     for each in result.compared:
         shape = "x".join(map(str, each.shape))
-        agreeing = f"same class {each.agreeing:.3%}"
-        print(f"{each.name}, {shape}: difference {each.difference:.1e}, {agreeing}")
+        line = f"difference {each.difference:.1e}, same class {each.agreeing:.3%}"
+        if each.used is not None:
+            line += f"; for the photo as it is, the labels of image_demo {each.used:.2%}"
+        print(f"{each.name}, {shape}: {line}")
     print(f"{result.path}: {result.path.stat().st_size / 1e6:.1f} MB")

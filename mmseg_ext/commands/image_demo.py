@@ -37,9 +37,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--csv", action="store_true", help=tables)
     side = "side of a pixel in micrometers, for objects.csv"
     parser.add_argument("--pixel-size", type=float, metavar="UM", help=side)
-    least = "of an object, in pixels (default: 16 of the network's input)"
-    parser.add_argument("--min-area", type=int, help=least)
-    names = "of the objects (default: all but background and border)"
+    least = "pixels of an object (default: the config's `min_area`, or 16 of the network's input)"
+    parser.add_argument("--min-area", type=float, help=least)
+    square = "the same in square micrometers, with --pixel-size"
+    parser.add_argument("--min-area-um2", type=float, metavar="A", help=square)
+    names = "that are drawn and counted (default: all but background and border)"
     parser.add_argument("--classes", nargs="+", metavar="NAME", help=names)
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     device_flag(parser)
@@ -63,6 +65,7 @@ def main(args: argparse.Namespace) -> int:
         formats=[name for name in ("json", "coco", "csv") if getattr(args, name)],
         classes=args.classes,
         min_area=args.min_area,
+        min_area_um2=args.min_area_um2,
         pixel_size=args.pixel_size,
         confidence=args.confidence,
         frame_labels=args.frame_labels,

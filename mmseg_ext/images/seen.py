@@ -1,18 +1,22 @@
-"""How a network sees photos: at which size, and in which windows.
+"""How a network sees photos: at which size, in which windows, and so how a file segments them.
 
     >>> Seen(scale=(512, 512)).size(height=2000, width=3000)
     (341, 512)
 
 `mmseg_ext.inference.scale.read_seen` reads it from a config, and an exported file has it in its
-metadata. The module needs only Python: `demo/run_exported.py` uses it without this package.
+metadata; `segment` runs one. The module needs only NumPy: `demo/run_exported.py` uses it without
+this package.
 """
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+
+Run = Callable[[np.ndarray], np.ndarray]  # images (1, C, H, W) to scores (1, classes, H, W)
 # Factors that differ more are another scale than training, which varies sizes by 1.25 itself.
 MOST = 1.5
 
@@ -141,3 +145,67 @@ def read_metadata(properties: Mapping[str, str]) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             metadata[key] = json.loads(text)
     return metadata
+
+
+def seen_by(metadata: Mapping[str, Any]) -> Seen:
+    """Return how the network of a file sees photos."""
+    seen = Seen.from_metadata(metadata)
+    return seen if metadata["dynamic"] else seen.in_windows(tuple(metadata["size"]))
+
+
+def segment(
+    run: Run, metadata: Mapping[str, Any], image: np.ndarray, trained: bool = False
+) -> np.ndarray:
+    """Return class indices (H, W) of an image (H, W, C) by an exported file.
+
+    The image is scaled as in the config's test pipeline, or if `trained` as the training images,
+    and cut into windows if it is larger. Where windows overlap, their scores are averaged.
+    """
+    original, seen = image.shape[:2], seen_by(metadata)
+    size = seen.trained(*original) if trained else seen.size(*original)
+    height, width = (max(1, length) for length in size)
+    pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
+    total, count = None, np.zeros((height, width), dtype=np.float32)
+    for rows, columns in seen.windows(height, width):
+        here = np.s_[..., rows, columns]
+        scores = _window_scores(run, metadata, pixels[here])
+        if total is None:
+            total = np.zeros((len(scores), height, width), dtype=np.float32)
+        total[here] += scores
+        count[here] += 1
+    total /= count
+    best, labels = np.full(original, -np.inf, dtype=np.float32), np.zeros(original, dtype=np.uint16)
+    for index, score in enumerate(total):  # one class at a time: all would fill the memory
+        score = resize(score, *original)
+        labels[score > best] = index
+        np.maximum(best, score, out=best)
+    return labels.astype(np.min_scalar_type(len(total) - 1))
+
+
+def _window_scores(run: Run, metadata: Mapping[str, Any], pixels: np.ndarray) -> np.ndarray:
+    """Return the scores (classes, h, w) of a window (C, h, w).
+
+    A file of a fixed size gets the rest filled with the color that normalizes to zero.
+    """
+    height, width = pixels.shape[1:]
+    if not metadata["dynamic"]:
+        canvas = np.empty((len(pixels), *metadata["size"]), dtype=np.float32)
+        canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
+        canvas[:, :height, :width] = pixels
+        pixels = canvas
+    return run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]
+
+
+def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Resize maps (..., H, W) bilinearly, without antialiasing, as OpenCV and PyTorch do."""
+    for axis, size in ((-2, height), (-1, width)):
+        old = maps.shape[axis]
+        position = ((np.arange(size) + 0.5) * old / size - 0.5).clip(0, old - 1)
+        first = np.floor(position).astype(int)
+        weight = (position - first).astype(np.float32)
+        if axis == -2:
+            weight = weight[:, None]
+        lower = maps.take(first, axis)
+        upper = maps.take(np.minimum(first + 1, old - 1), axis)
+        maps = lower + weight * (upper - lower)
+    return maps

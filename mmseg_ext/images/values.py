@@ -84,6 +84,14 @@ class Photo:
             values = values[:, ::-1]
         return replace(self, values=values, orientation=1)
 
+    def without_data(self) -> np.ndarray:
+        """Return which pixels have the declared value of pixels without data, (H, W), bool."""
+        if self.missing is None:
+            return np.zeros(self.values.shape[:2], bool)
+        if math.isnan(self.missing):  # which no value equals
+            return (self.values != self.values).all(2)
+        return (self.values == self.missing).all(2)
+
     def bands(self, channels: int) -> np.ndarray:
         """Return the values without declared alpha, unless it is one of so many channels."""
         if not self.alpha or self.values.shape[2] == channels:

@@ -6,7 +6,7 @@ The exported model takes the values of images, normalizes them, and returns clas
 import copy
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.engine.config import inner_datasets, input_channels
 from mmseg_ext.environment import require_package
 from mmseg_ext.errors import StackError, join_names, one_line
 from mmseg_ext.images.files import image_files
 from mmseg_ext.images.pictures import shown_bands
-from mmseg_ext.images.seen import Seen, read_metadata
+from mmseg_ext.images.seen import Seen, read_metadata, segment
 from mmseg_ext.inference.models import DEFAULT, get_model
-from mmseg_ext.inference.predictor import image_loader
+from mmseg_ext.inference.predictor import Predictor, image_loader
 from mmseg_ext.inference.scale import SeenByTransforms, read_seen
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
@@ -50,12 +51,15 @@ class Comparison:
         shape: of the images (B, C, H, W).
         difference: the largest one, relative to the largest score.
         agreeing: share of the pixels with the same class.
+        used: for a photo, share of the pixels to which the file, used as `demo/run_exported.py`
+            does, gives the label of `Predictor`.
     """
 
     name: str
     shape: tuple[int, ...]
     difference: float
     agreeing: float
+    used: float | None = None
 
 
 @dataclass
@@ -120,6 +124,9 @@ def export(
         names = join_names(seen.others)
         text = f"the file does not describe {names} of the test pipeline; scale photos like it"
         result.notes.append(text)
+    if not dynamic and (seen.keep_ratio or seen.scale != size[::-1]):
+        text = f"photos of other proportions than {size} are filled, which changes some labels"
+        result.notes.append(f"{text}; --images measures it, --dynamic avoids it")
     if seen.window:
         text = f"photos that are larger at the scale of the test are cut into windows of {size}"
         result.notes.append(text)
@@ -148,9 +155,24 @@ def export(
         if dynamic:
             sizes.append((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3))
         noise = [random_images(each, i, channels) for i, each in enumerate(sizes, 1)]
-        inputs = [("random", each) for each in noise]
-        for name, given in [*inputs, *_real_images(images, None if dynamic else size, loader)]:
-            result.compared.append(_compare(exported, whole, name, given, path))
+        for each in noise:
+            result.compared.append(_compare(exported, whole, "random", each, path))
+        predictor = Predictor(segmentor)
+        for name, values in _real_images(images, loader):
+            # The file and the model get the same pixels, of the file's shape.
+            same = values.astype(np.float32)
+            if not dynamic:
+                same = np.atleast_3d(cv2.resize(same, size[::-1]))
+            given = torch.from_numpy(same.transpose(2, 0, 1).copy())[None]
+            compared = _compare(exported, whole, name, given, path)
+            if not isinstance(loader, CheckedLoadImage) or metadata["stored_values"]:
+                result.compared.append(compared)  # `segment` takes values of 0 to 255
+                continue
+            # The photo as it is, as users run the file.
+            with torch.no_grad():
+                labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
+            used = float((labels == predictor(values).labels).mean())
+            result.compared.append(replace(compared, used=used))
     return result
 
 
@@ -168,23 +190,18 @@ def _default_size(seen: Seen, config: Any, dynamic: bool) -> tuple[int, int]:
     return short, long if long <= 2 * short else short
 
 
-def _real_images(
-    folder: str | Path | None, size: tuple[int, int] | None, loader: Any
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and values (1, C, H, W) of some images, resized to `size` (height, width)."""
+def _real_images(folder: str | Path | None, loader: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield name and values (H, W, C), in RGB, of some images of a folder."""
     if folder is None:
         return
     paths = image_files(Path(folder), recursive=True)[:REAL_IMAGES]
     if not paths:
         raise ValueError(f"--images {folder}: contains no image; name another folder")
     for path in paths:
-        image = loader.transform({"img_path": str(path)})["img"].astype(np.float32)
-        if size is not None:
-            image = cv2.resize(image, size[::-1])
-        image = np.atleast_3d(image)  # (H, W, C)
+        image = np.atleast_3d(loader.transform({"img_path": str(path)})["img"])
         if image.shape[2] == 3:
-            image = image[..., ::-1]  # RGB
-        yield path.name, torch.from_numpy(image.transpose(2, 0, 1).copy())[None]
+            image = np.ascontiguousarray(image[..., ::-1])
+        yield path.name, image
 
 
 def _compare(

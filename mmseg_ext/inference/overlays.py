@@ -6,7 +6,7 @@ the objects, so two that touch have a line each. Background and border are not d
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +33,7 @@ def draw_overlay(
     objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
     names: bool = False,
     legend: bool = True,
+    drawn: Collection[str] | None = None,
 ) -> Image.Image:
     """Return a photo with its classes in color; the arguments are those of `Segmentation.overlay`.
 
@@ -41,7 +42,9 @@ def draw_overlay(
         labels: class indices (H, W).
         classes, palette: names and RGB colors (classes, 3), uint8.
     """
-    is_drawn = np.array([name not in NO_OBJECTS for name in classes])
+    if drawn is None:
+        drawn = [name for name in classes if name not in NO_OBJECTS]
+    is_drawn = np.array([name in drawn for name in classes])
     colors = outlines = palette  # of the inside of objects, and of the lines around them
     line_width = min(_WIDEST_LINE, max(1, round(min(labels.shape) / _LINE)))
     window = np.ones((2 * line_width + 1, 2 * line_width + 1), np.uint8)
@@ -55,7 +58,7 @@ def draw_overlay(
         drawing[row, inside] = mixed + 0.5
         drawing[row, line] = outlines[of_row[line]]
     picture = Image.fromarray(drawing)
-    shown = {name: found for name, found in (objects or {}).items() if name not in NO_OBJECTS}
+    shown = {name: found for name, found in (objects or {}).items() if name in drawn}
     if names:
         write_names(picture, itertools.chain.from_iterable(shown.values()))
     if not legend:

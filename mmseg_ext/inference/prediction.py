@@ -77,7 +77,8 @@ def predict(
     pages: bool = False,
     formats: Collection[str] = (),
     classes: Sequence[str] | None = None,
-    min_area: int | None = None,
+    min_area: float | None = None,
+    min_area_um2: float | None = None,
     pixel_size: float | None = None,
     confidence: bool = False,
     frame_labels: bool = False,
@@ -102,8 +103,11 @@ def predict(
         pages: segment each image of a TIFF stack.
         formats: some of "json" (objects of each image as GeoJSON), "coco" (all objects in
             `coco.json`) and "csv" (shares and counts in `classes.csv`, objects in `objects.csv`).
-        classes: whose objects are written; by default all but background and border.
-        min_area: pixels that an object needs; by default 16 of the network's input.
+        classes: that are drawn, and whose objects are written; by default all but background and
+            border.
+        min_area: pixels that an object needs. By default as in the config's `min_area`, a dict of
+            classes, and for other classes 16 of the network's input.
+        min_area_um2: the same in square micrometers, which needs a `pixel_size`.
         pixel_size: side of a pixel in micrometers, for `objects.csv`.
         confidence: write the probability of each pixel's label, 0 to 255.
         frame_labels: write the label maps of a video, too.
@@ -120,8 +124,6 @@ def predict(
     images, out = Path(images), Path(out)
     if not 0 <= opacity <= 1:
         raise ValueError(f"--opacity={opacity}: choose a number from 0 to 1")
-    if pixel_size is not None and not 0 < pixel_size < float("inf"):
-        raise ValueError(f"--pixel-size={pixel_size:g}: choose a positive number")
     is_video = images.suffix.lower() in VIDEO_SUFFIXES and images.is_file()
     found = [] if is_video else find_images(images, out, recursive, pages)
     predictor = Predictor(
@@ -134,7 +136,16 @@ def predict(
         value_range=value_range,
     )
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)  # it lists GeoTIFF's tags
-    files = ObjectFiles(out, formats, predictor.classes, classes, pixel_size)
+    files = ObjectFiles(
+        out,
+        formats,
+        predictor.classes,
+        classes,
+        pixel_size,
+        predictor.min_area,
+        min_area,
+        min_area_um2,
+    )
     results = Predicted("frames" if is_video else "images")
     with ExitStack() as stack:
         items: Iterable[Item] = found
@@ -153,8 +164,8 @@ def predict(
                 else:
                     photo = declared(item.frame, colors=True)
                 result = predictor(photo)
-                objects = files.objects(result, min_area)
-                overlay = result.overlay(opacity, objects, with_labels, legend=not add_frame)
+                objects = files.objects(result)
+                overlay = result.overlay(opacity, objects, with_labels, not add_frame, classes)
                 # As in the file, without alpha that is no channel of the network.
                 values = photo.upright().bands(predictor.channels) if "csv" in formats else None
             except Exception as error:  # of any kind: decoders, the pipeline and the model raise it

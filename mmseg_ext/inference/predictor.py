@@ -8,7 +8,7 @@ a batch, also for several images. Each prediction is written into the arrays of 
 
 import contextlib
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise, product
@@ -75,6 +75,7 @@ class Segmentation:
         objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
         names: bool = False,
         legend: bool = True,
+        drawn: Collection[str] | None = None,
     ) -> Image.Image:
         """Return the image with its classes in color and a line around each object.
 
@@ -84,10 +85,10 @@ class Segmentation:
             names: write each of these objects' class on it.
             legend: add the classes of the objects below the image, with their count and their
                 share of the pixels.
+            drawn: the classes in color; by default all but background and border.
         """
-        return draw_overlay(
-            self.image, self.labels, self.classes, self.palette, opacity, objects, names, legend
-        )
+        about = self.image, self.labels, self.classes, self.palette
+        return draw_overlay(*about, opacity, objects, names, legend, drawn)
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.
@@ -190,6 +191,8 @@ class Predictor:
         self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
         self.channels = input_channels(config.model)
         self._rgb_bands = config.get("rgb_bands")
+        # Pixels that an object of a class needs, by the objects of the training labels.
+        self.min_area: dict[str, float] = dict(config.get("min_area") or {})
         self._load = image_loader(pipeline[0], self.channels, value_range)
         self._settings = _without_labels(pipeline[1:])
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list

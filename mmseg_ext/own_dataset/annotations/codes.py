@@ -63,7 +63,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         pixels = pixels.upright()
     missing = np.zeros(pixels.values.shape[:2], bool)
     if pixels.missing:  # many programs declare 0, which is mostly the background
-        missing = (pixels.values == pixels.missing).all(2)
+        missing = pixels.without_data()
         pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
     values = _whole_numbers(pixels)
     if binary:
