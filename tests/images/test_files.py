@@ -435,7 +435,6 @@ def test_opencv_and_pillow_decode_the_same_photo(monkeypatch):
 
 
 def test_a_truncated_photo_is_refused_by_the_decoder_itself():
-    """OpenCV fills the rest of a JPEG with gray."""
     data = picture(np.kron(RGB, np.ones((8, 8, 1), U8)), "JPEG")
-    with pytest.raises(OSError, match="truncated"):
+    with pytest.raises(OSError):  # OpenCV before 5 fills the rest, and Pillow then raises
         read_pixels(data[: len(data) // 2])
