@@ -165,7 +165,8 @@ def segment(
     size = seen.trained(*original) if trained else seen.size(*original)
     height, width = (max(1, length) for length in size)
     pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
-    total, count = None, np.zeros((height, width), dtype=np.float32)
+    total: Any = None  # scores (classes, h, w)
+    count = np.zeros((height, width), dtype=np.float32)
     for rows, columns in seen.windows(height, width):
         here = np.s_[..., rows, columns]
         scores = _window_scores(run, metadata, pixels[here])
