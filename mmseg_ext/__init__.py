@@ -29,7 +29,9 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
+    from mmseg_ext.inference.export import export
     from mmseg_ext.inference.models import get_model, list_models
+    from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
     from mmseg_ext.runs import test, train
 
@@ -39,8 +41,10 @@ __all__ = [
     "Predictor",
     "StackError",
     "__version__",
+    "export",
     "get_model",
     "list_models",
+    "predict",
     "register_all_modules",
     "safe_loading",
     "test",
@@ -56,8 +60,10 @@ _BELOW = ("checkpoint", "images", "terminal")
 # Imported when they are used. Each command of the shell calls the function of its name.
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
+    "export": "inference.export",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "predict": "inference.prediction",
     "test": "runs",
     "train": "runs",
 }

@@ -109,7 +109,7 @@ def command_export(monkeypatch, tmp_path):
             given.update(module=module, metadata=json.loads(json.dumps(metadata)))
             path.write_bytes(b"")
 
-        monkeypatch.setattr(export_module, "export", keep)
+        monkeypatch.setattr(export_module, "write_onnx", keep)
         monkeypatch.setattr(export_module, "ExportedSegmentor", lambda path: given["module"])
         monkeypatch.setattr("mmseg_ext.commands.export.named_model", lambda args: model)
         assert run("export", ["own.py", "none", *words, "--out", str(tmp_path / "a.onnx")]) == 0
@@ -348,7 +348,11 @@ def test_a_transform_that_the_file_does_not_describe_is_named(command_export, ca
 
 def test_the_example_tells_which_photos_are_at_another_scale(command_export):
     example = runpy.run_path(str(DEMO / "run_exported.py"))
-    note, segment = example["scale_note"], example["segment"]
+    segment = example["segment"]
+
+    def note(metadata, size):
+        return example["seen"].seen_by(metadata).note(*size, "use --training-scale")
+
     run, metadata, sizes = command_export(model_of(image_sides=[100, 128]))
     for size, ratio in (((288, 384), "0.33"), ((60, 20), "1.7")):
         check_message(note(metadata, size), "100 to 128", ratio, todo="--training-scale")
