@@ -266,9 +266,10 @@ def _fit_learning_rate(runner: Runner) -> None:
         runner.auto_scale_lr = {"enable": True, "base_batch_size": base_batch_size}
         runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
     elif effective != base:
-        images, rest = divmod(base, runner.world_size * found["accumulated_batches"])
+        batches_of_a_step = runner.world_size * found["accumulated_batches"]
         hint = ""
-        if not rest:  # with the memory of each GPU: `print_config --world-size`
+        if batches_of_a_step and base % batches_of_a_step == 0:
+            images = base // batches_of_a_step
             hint = f"set --cfg-options train_dataloader.batch_size={images} to keep it, or "
         runner.logger.warning(
             f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}), "

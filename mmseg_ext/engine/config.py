@@ -129,9 +129,11 @@ def _follow_move(cfg: Config, path: str) -> list[str]:
         if of_project:
             moves = Path(value).is_relative_to(old.parent)
         else:
-            moves = key == ".work_dir" or (common != Path(common.anchor) and place.exists())
+            moves = common != Path(common.anchor) and place.exists()
         if moves:
             moved[key.removeprefix(".")] = os.path.normpath(place)
+    if not of_project:
+        moved["work_dir"] = str(new)  # it can be relative
     cfg.merge_from_dict(moved)
     if of_project:
         return [
