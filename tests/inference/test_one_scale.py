@@ -352,11 +352,8 @@ def test_the_export_compares_photos_as_users_run_the_file(words, command_export,
     model, photo = model_of(), tmp_path / "photo.png"
     Image.fromarray(PHOTO).save(photo)
     run, metadata, _ = command_export(model, *words, "--images", str(photo))
-    (line,) = [
-        text
-        for text in (printed := capsys.readouterr().out).splitlines()
-        if "photo" in text and "difference" in text
-    ]
+    printed = capsys.readouterr().out
+    line = next(text for text in printed.splitlines() if text.startswith("photo.png"))
     labels = runpy.run_path(str(DEMO / "run_exported.py"))["segment"](run, metadata, PHOTO)
     share = agreement(labels, Predictor(model)(PHOTO).labels)
     assert line.endswith(f" {share:.2%}") and "same class 100.000%" in line
