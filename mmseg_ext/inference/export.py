@@ -128,7 +128,7 @@ def export(
         text = f"photos of other proportions than {size} are filled, which changes some labels"
         result.notes.append(f"{text}; --images measures it, --dynamic avoids it")
     if seen.window:
-        text = f"photos that are larger at the scale of the test are cut into {seen.window}"
+        text = f"photos larger than {seen.window} at the scale of the test are cut into windows"
         result.notes.append(text)
     whole = WholeImageSegmentor(segmentor)
     order = "RGB" if channels == 3 else "bands"
