@@ -117,7 +117,7 @@ def read_torch_file(
 
 
 def _check_format(file: BinaryIO, mmap: bool | None) -> None:
-    """Raise ValueError for a format that torch reads by other means than its weights-only unpickler.
+    """Raise ValueError for a format that torch reads by another reader than its weights-only one.
 
     Also for a wrong checksum, which torch ignores.
     """
