@@ -59,7 +59,13 @@ def load(path: Path):
         raise ValueError(f"{path}: not an exported segmentor: {reason}") from error
     if metadata.get("stored_values"):
         raise ValueError(f"{path}: takes values as files store them; this script gives 0 to 255")
-    return lambda images: session.run(["scores"], {"images": images})[0], metadata
+    # Some programs halve the size of files by float16, also of their inputs.
+    kind = np.float16 if session.get_inputs()[0].type == "tensor(float16)" else np.float32
+
+    def run(images: np.ndarray) -> np.ndarray:
+        return session.run(["scores"], {"images": images.astype(kind)})[0].astype(np.float32)
+
+    return run, metadata
 
 
 def draw_overlay(metadata: dict, picture: np.ndarray, labels: np.ndarray) -> Image.Image:

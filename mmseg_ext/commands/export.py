@@ -21,8 +21,12 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     from mmseg_ext.inference.export import export
 
+    model = named_model(args)
+    # The exporter prints nothing meanwhile. Measured for 3 M parameters: 112 and 11 seconds.
+    usual = "five minutes" if args.dynamic else "half a minute"
+    print(f"exporting, which usually takes less than {usual}", flush=True)
     result = export(
-        named_model(args),
+        model,
         out=args.out,
         dynamic=args.dynamic,
         shape=args.shape,

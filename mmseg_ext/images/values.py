@@ -305,18 +305,21 @@ def orientation_in(tags: Mapping[int, Any]) -> int:
 def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
     """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP.
 
-    With the bytes of its file, a PNG is decoded only if it has tags, which can follow its pixels.
+    Tags that do not decode have none. With the bytes of its file, a PNG is decoded only if it has
+    tags, which can follow its pixels.
     """
-    if image.format == "TIFF":
-        return orientation_in(image.getexif())
-    may_follow = data is None or any(key in data for key in _EXIF_OF_PNG)
-    if image.format == "PNG" and "exif" not in image.info and may_follow:
-        image.load()
-    without_xmp = Image.Image()
-    for key in ("exif", "Raw profile type exif"):
-        if key in image.info:
-            without_xmp.info[key] = image.info[key]
-    return orientation_in(without_xmp.getexif())
+    with contextlib.suppress(Exception):  # SyntaxError, struct.error, ValueError, ...
+        if image.format == "TIFF":
+            return orientation_in(image.getexif())
+        may_follow = data is None or any(key in data for key in _EXIF_OF_PNG)
+        if image.format == "PNG" and "exif" not in image.info and may_follow:
+            image.load()
+        without_xmp = Image.Image()
+        for key in ("exif", "Raw profile type exif"):
+            if key in image.info:
+                without_xmp.info[key] = image.info[key]
+        return orientation_in(without_xmp.getexif())
+    return 1
 
 
 def picture_pixels(image: Image.Image, indices: bool = False) -> Photo:

@@ -128,7 +128,7 @@ def export(
         text = f"photos of other proportions than {size} are filled, which changes some labels"
         result.notes.append(f"{text}; --images measures it, --dynamic avoids it")
     if seen.window:
-        text = f"photos that are larger at the scale of the test are cut into windows of {size}"
+        text = f"photos larger than {seen.window} at the scale of the test are cut into windows"
         result.notes.append(text)
     whole = WholeImageSegmentor(segmentor)
     order = "RGB" if channels == 3 else "bands"
@@ -157,7 +157,6 @@ def export(
         noise = [random_images(each, i, channels) for i, each in enumerate(sizes, 1)]
         for each in noise:
             result.compared.append(_compare(exported, whole, "random", each, path))
-        predictor = Predictor(segmentor)
         for name, values in _real_images(images, loader):
             # The file and the model get the same pixels, of the file's shape.
             same = values.astype(np.float32)
@@ -171,7 +170,7 @@ def export(
             # The photo as it is, as users run the file.
             with torch.no_grad():
                 labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
-            used = float((labels == predictor(values).labels).mean())
+            used = float((labels == Predictor(segmentor)(values).labels).mean())
             result.compared.append(replace(compared, used=used))
     return result
 

@@ -438,3 +438,28 @@ def test_a_truncated_photo_is_refused_by_the_decoder_itself():
     data = picture(np.kron(RGB, np.ones((8, 8, 1), U8)), "JPEG")
     with pytest.raises(OSError):  # OpenCV before 5 fills the rest, and Pillow then raises
         read_pixels(data[: len(data) // 2])
+
+
+BROKEN = [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12", b"Exif\0\0no TIFF at all"]
+
+
+@pytest.mark.parametrize("tags", BROKEN)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_tags_that_do_not_decode_are_passed_over(kind, tags):
+    data = picture(RGB, kind, exif=tags)
+    assert read(data, "a").orientation == orientation(data) == 1
+    assert load(data).shape == RGB.shape
+
+
+def test_a_png_of_imagemagick_is_turned_in_all_ways():
+    """In which OpenCV finds no orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    tags, data = exif.tobytes(), picture(RGB, "PNG")
+    text = b"\nexif\n%8d\n%s\n" % (len(tags), tags.hex().encode())
+    chunk = png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
+    data = data[:33] + chunk + data[33:]
+    turned = np.rot90(RGB, -1)  # clockwise
+    assert np.array_equal(load(data), turned[..., ::-1])
+    assert np.array_equal(read(data, "a").upright().values, turned)
+    assert np.array_equal(load(data, seg_map_path="label.png"), RGB[..., ::-1])

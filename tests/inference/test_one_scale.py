@@ -346,6 +346,22 @@ def test_a_transform_that_the_file_does_not_describe_is_named(command_export, ca
     assert "Resize" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [(), ("--shape", "96"), ("--dynamic",)])
+def test_the_export_compares_photos_as_users_run_the_file(words, command_export, tmp_path, capsys):
+    """Besides photos of the file's shape; a photo of 384x288 is filled up to 128x128."""
+    model, photo = model_of(), tmp_path / "photo.png"
+    Image.fromarray(PHOTO).save(photo)
+    run, metadata, _ = command_export(model, *words, "--images", str(photo))
+    printed = capsys.readouterr().out
+    line = next(text for text in printed.splitlines() if text.startswith("photo.png"))
+    labels = runpy.run_path(str(DEMO / "run_exported.py"))["segment"](run, metadata, PHOTO)
+    share = agreement(labels, Predictor(model)(PHOTO).labels)
+    assert line.endswith(f" {share:.2%}") and "same class 100.000%" in line
+    assert ("are filled" in printed) == (words != ("--dynamic",))
+    stretched = command_export(model_of(STRETCH))
+    assert "are filled" not in capsys.readouterr().out and stretched
+
+
 def test_the_example_tells_which_photos_are_at_another_scale(command_export):
     example = runpy.run_path(str(DEMO / "run_exported.py"))
     segment = example["segment"]
