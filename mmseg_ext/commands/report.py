@@ -44,6 +44,8 @@ def main(args: argparse.Namespace) -> None:
         results = run.results
         if results is not None:
             score = f"mIoU {100 * results.miou:.2f} % on {results.images} images"
+            if run.augmented is not None:
+                score += f", {100 * run.augmented.miou:.2f} % with test-time augmentation"
             print(f"{run.name}: {score} ({results.source})")
     for file, text in written.items():
         write_text(text, file)

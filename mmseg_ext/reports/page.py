@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from mmseg_ext.reports.curves import COLORS, curves_svg
+from mmseg_ext.reports.groups import group_runs
 from mmseg_ext.reports.run_data import Results, Run, read_run
 from mmseg_ext.reports.scores import COLUMNS, Table, mean_and_deviation, score_table
 
@@ -49,10 +50,56 @@ def _template(name: str):
 
 
 def scores_text(runs: Sequence[Run], suffix: str) -> str:
-    """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation."""
-    tables = _score_tables(runs)
-    summary = mean_and_deviation(list(tables.values()))
-    return _template(f"scores{suffix}.j2").render(columns=COLUMNS, tables=tables, summary=summary)
+    """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation of groups."""
+    return _template(f"scores{suffix}.j2").render(
+        columns=COLUMNS,
+        tables=_score_tables(runs),
+        summaries=_summaries(runs),
+        overview=overview(runs),
+    )
+
+
+def _summaries(runs: Sequence[Run]) -> dict[str, tuple[Table, Table, Results | None]]:
+    """Return mean, deviation and results of one run of each group of repetitions, by its title."""
+    groups = group_runs([run for run in runs if run.results is not None])
+    found = {}
+    for group in groups:
+        summary = mean_and_deviation([*_score_tables(group).values()])
+        if summary is not None:
+            title = f"{len(group)} runs"
+            found[title if len(groups) == 1 else f"{title} like {group[0].name}"] = (
+                *summary,
+                group[0].results,
+            )
+    return found
+
+
+def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """Return a row for each run, and for each group of repetitions after its runs.
+
+    A row has the name, and the mIoU in percent without and with test-time augmentation. A group has
+    mean and deviation of a sample.
+    """
+    rows = []
+    tested = [run for run in runs if run.results is not None]
+    groups = group_runs(tested)
+    for group in groups:
+        columns = []
+        for kind in ("results", "augmented"):
+            found = [getattr(run, kind) for run in group]
+            columns.append([np.nan if results is None else results.miou for results in found])
+        for i, run in enumerate(group):
+            cells = ["" if np.isnan(column[i]) else percent(column[i], 2) for column in columns]
+            rows.append((run.name, *cells))
+        if len(group) > 1:
+            cells = []
+            for column in columns:
+                mean, deviation = np.mean(column), np.std(column, ddof=1)
+                known = not np.isnan(mean)
+                cells.append(f"{percent(mean, 2)} ± {percent(deviation, 2)}" if known else "")
+            other = f" like {group[0].name}" if len(groups) > 1 else ""
+            rows.append((f"mean of {len(group)} runs{other}", *cells))
+    return rows
 
 
 def _score_tables(runs: Sequence[Run]) -> dict[str, Table]:
@@ -80,7 +127,8 @@ def page(runs: Sequence[Run]) -> str:
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
         groups=groups,
         tables=tables,
-        summary=mean_and_deviation(list(tables.values())),
+        summaries=_summaries(runs),
+        overview=overview(runs),
         confusions=confusions,
         matrix_classes=_MATRIX_CLASSES,
         facts=list(facts),
