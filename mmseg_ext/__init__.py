@@ -31,6 +31,7 @@ from mmseg_ext.errors import StackError
 if TYPE_CHECKING:
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.predictor import Predictor
+    from mmseg_ext.reports.page import report
 
 __version__ = "1.0.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "get_model",
     "list_models",
     "register_all_modules",
+    "report",
     "safe_loading",
     "use_operators_in_pytorch",
 ]
@@ -55,6 +57,7 @@ _FUNCTIONS = {
     "Predictor": "inference.predictor",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "report": "reports.page",
 }
 
 

@@ -4,6 +4,9 @@ Pictures are data URIs, curves are SVG, and the page's own policy forbids script
 Colors follow the reader's light or dark setting.
 """
 
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.groups import group_runs
 from mmseg_ext.reports.run_data import Results, Run, read_run
@@ -21,6 +25,47 @@ _PAIRS = 10  # of classes that are confused most
 # LaTeX writes box_1 as box\_1.
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def report(
+    work_dirs: Sequence[str | Path],
+    out: str | Path | None = None,
+    csv: bool = False,
+    latex: bool = False,
+    evaluate: bool = False,
+) -> tuple[list[Run], list[Path]]:
+    """Write what one or several runs recorded on one HTML page; return the runs and the files.
+
+    Args:
+        out: the page; by default `report.html` in the first of `work_dirs`.
+        csv: also write the scores, in percent, next to the page.
+        latex: also write them as a `.tex` file of tables of booktabs.
+        evaluate: first test the best checkpoint of each run, in another process.
+
+    Raises:
+        ValueError: for a folder without a run, damaged results, or a test that fails.
+    """
+    for work_dir in map(Path, work_dirs if evaluate else ()):
+        run = read_run(work_dir)
+        if run.config_file is None or run.checkpoint is None:
+            raise ValueError(
+                f"{work_dir}: evaluating needs a config (*.py) and a checkpoint (*.pth); pass the "
+                "folder of a training, or leave out --evaluate"
+            )
+        words = [str(run.config_file), str(run.checkpoint), "--work-dir", str(work_dir)]
+        # Another process, so that a config that fails or a full memory does not end this one.
+        if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
+            command = shlex.join(["mmseg-ext", "test", *words])
+            raise ValueError(f"{work_dir}: the test failed; run: {command}")
+    runs = read_runs([Path(work_dir) for work_dir in work_dirs])
+    file = Path(out) if out else Path(work_dirs[0], "report.html")
+    written = {file: page(runs)}
+    for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
+        if is_wanted:
+            written[file.with_suffix(suffix)] = scores_text(runs, suffix)
+    for path, text in written.items():
+        write_text(text, path)
+    return runs, list(written)
 
 
 def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
