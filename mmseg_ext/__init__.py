@@ -29,9 +29,12 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
+    from mmseg_ext.inference.export import export
     from mmseg_ext.inference.models import get_model, list_models
+    from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
     from mmseg_ext.reports.page import report
+    from mmseg_ext.runs import test, train
 
 __version__ = "1.0.0"
 
@@ -39,11 +42,15 @@ __all__ = [
     "Predictor",
     "StackError",
     "__version__",
+    "export",
     "get_model",
     "list_models",
+    "predict",
     "register_all_modules",
     "report",
     "safe_loading",
+    "test",
+    "train",
     "use_operators_in_pytorch",
 ]
 
@@ -55,9 +62,13 @@ _BELOW = ("checkpoint", "images", "terminal")
 # Imported when they are used. Each command of the shell calls the function of its name.
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
+    "export": "inference.export",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "predict": "inference.prediction",
     "report": "reports.page",
+    "test": "runs",
+    "train": "runs",
 }
 
 

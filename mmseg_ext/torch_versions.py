@@ -74,12 +74,16 @@ def eager_stance(eager: bool) -> None:
 
 def set_cudnn_attention(enabled: bool) -> bool:
     """Allow or forbid cuDNN's kernel for attention; return whether it was allowed."""
-    backends = torch.backends.cuda
-    if not hasattr(backends, "enable_cudnn_sdp"):  # before torch 2.3 there is no such kernel
-        return False
-    before = backends.cudnn_sdp_enabled()
-    backends.enable_cudnn_sdp(enabled)
+    before = allows_cudnn_attention()
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
     return before
+
+
+def allows_cudnn_attention() -> bool:
+    """Return whether cuDNN's kernel for attention may be chosen; before torch 2.3 there is none."""
+    known = getattr(torch.backends.cuda, "cudnn_sdp_enabled", None)
+    return known is not None and known()
 
 
 def has_static_value(size: Any) -> bool:

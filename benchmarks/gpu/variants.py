@@ -36,14 +36,10 @@ from benchmarks.training_step import (
     training_config,
 )
 from mmseg_ext import register_all_modules
+from mmseg_ext.durable.cuda_graph import GraphedStep
+from mmseg_ext.durable.levers import compile_blocks, preprocess_without_waiting, to_channels_last
 from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.durable.without_waiting import PinnableSamples
-from mmseg_ext.engine.acceleration import (
-    GraphedStep,
-    compile_blocks,
-    preprocess_without_waiting,
-    to_channels_last,
-)
 from mmseg_ext.layers import lambda_layer
 
 # FLOP per second of an H100 SXM without sparsity, as NVIDIA states them.

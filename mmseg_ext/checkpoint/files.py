@@ -25,7 +25,7 @@ from torch import Tensor, serialization
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.plain_data import STAND_INS, UnknownType, rebuild
-from mmseg_ext.errors import CheckpointError, one_line
+from mmseg_ext.errors import CheckpointError, one_line, pointer_problem
 from mmseg_ext.torch_versions import HAS_ALLOW_LIST, HAS_SAFE_TAR, allowed_globals
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
@@ -57,8 +57,10 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file{hashed_name_hint(path)}")
-    if path.suffix != ".safetensors":
-        with path.open("rb") as file:
+    with path.open("rb") as file:
+        if problem := pointer_problem(file.read(64)):
+            raise CheckpointError(f"{path}: {problem}")
+        if path.suffix != ".safetensors":
             return read_torch_file(file, path, map_location, mmap)
     with _describe_errors(path):
         from safetensors import safe_open
