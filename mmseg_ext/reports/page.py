@@ -139,7 +139,7 @@ def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
         if len(group) > 1:
             cells = []
             for column in columns:
-                mean, deviation = np.mean(column), np.std(column, ddof=1)
+                mean, deviation = float(np.mean(column)), float(np.std(column, ddof=1))
                 known = not np.isnan(mean)
                 cells.append(f"{percent(mean, 2)} ± {percent(deviation, 2)}" if known else "")
             other = f" like {group[0].name}" if len(groups) > 1 else ""
