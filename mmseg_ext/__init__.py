@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
+    from mmseg_ext.reports.page import report
     from mmseg_ext.runs import test, train
 
 __version__ = "1.0.0"
@@ -46,6 +47,7 @@ __all__ = [
     "list_models",
     "predict",
     "register_all_modules",
+    "report",
     "safe_loading",
     "test",
     "train",
@@ -64,6 +66,7 @@ _FUNCTIONS = {
     "get_model": "inference.models",
     "list_models": "inference.models",
     "predict": "inference.prediction",
+    "report": "reports.page",
     "test": "runs",
     "train": "runs",
 }
