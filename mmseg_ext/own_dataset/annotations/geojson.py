@@ -29,7 +29,11 @@ class Geojson(ShapeFiles):
         classification = (feature.get("properties") or {}).get("classification") or {}
         # Classes of several words are "names": ["Tumor", "Positive"].
         name = classification.get("name") or ": ".join(classification.get("names", ()))
-        kind, parts = feature["geometry"]["type"], feature["geometry"]["coordinates"]
+        geometry = feature["geometry"] or {}  # null is allowed, and collections have no coordinates
+        kind, parts = (
+            geometry.get("type", "feature without a geometry"),
+            geometry.get("coordinates"),
+        )
         if kind not in ("Polygon", "MultiPolygon"):
             return Shape(name, skipped=kind)
         if not name:
