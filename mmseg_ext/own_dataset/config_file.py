@@ -280,7 +280,7 @@ def add_note_on_reduction(train: Split, side: int, notes: Notes) -> None:
             pixels[i] += part.sum()
             narrow[i] += (part > wide).sum()
     share = np.where(is_object, narrow / np.maximum(pixels, 1), -1)
-    worst = share.argmax()
+    worst = int(share.argmax())
     rank = Rank.HINT
     found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
     if share[worst] > MANY:

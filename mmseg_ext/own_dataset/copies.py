@@ -149,7 +149,7 @@ def _have_equal_labels(item: Item, others: Sequence[Item]) -> np.ndarray:
         equality[k] = np.where(union > 0, common / np.maximum(union, 1e-9), 1)
     # A padded copy is only alike inside of its borders, and has its objects at other places.
     is_near = 2 - 2 * closeness <= _NEAR**2  # (8, N)
-    return ~is_near.any(0) | (is_near & (equality > _EQUAL_OBJECTS)).any(0)
+    return np.logical_or(~is_near.any(0), (is_near & (equality > _EQUAL_OBJECTS)).any(0))
 
 
 def add_notes_on_copies(

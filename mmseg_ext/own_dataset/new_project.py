@@ -179,6 +179,8 @@ def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -
     for flag, is_set in (("objects", objects), ("binary", binary)):
         if is_set and name != "masks":
             raise ValueError(f"--{flag}: reads masks; give --masks DIR")
+    if objects and binary:
+        raise ValueError("--objects, --binary: masks either number objects or are black and white")
     if name == "coco":
         return Coco.find([Path(file) for file in source])
     if isinstance(source, Mapping):
@@ -189,6 +191,6 @@ def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -
     else:
         kind = ObjectMasks if objects else _READERS[name]
         reader = kind.find(Path(source))
-    if binary:
-        reader.binary = True
+    if isinstance(reader, Masks | ClassMasks):
+        reader.binary = binary
     return reader

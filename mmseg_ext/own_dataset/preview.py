@@ -126,7 +126,7 @@ def _choose(splits: Sequence[Split]) -> list[tuple[str, Mapping]]:
         largest = []
         for i in np.argsort(split.images, kind="stable"):
             if split.images[i]:
-                largest.append(split.items[counts[:, i].argmax()])
+                largest.append(split.items[int(counts[:, i].argmax())])
         different = {item.image: item for item in [*largest, *evenly(split.items, _IMAGES)]}
         chosen = list(different.values())[: (_IMAGES - len(found)) // splits_left]
         titles = [f"{split.name}: {Path(item.sample['img_path']).name}" for item in chosen]

@@ -480,7 +480,7 @@ def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
     parts: dict[str, list[int]] = defaultdict(list)
     if pattern.isdigit() and int(pattern):
         for series in _series(names):
-            numbers = [int(_NUMBERED.fullmatch(names[i])[2]) for i in series]
+            numbers = [int(re.findall(r"\d+", names[i])[-1]) for i in series]
             step = max(1, int(np.median(np.diff(numbers))))  # a video can have every tenth frame
             for i, number in zip(series, numbers, strict=True):
                 parts[f"{series[0]}: {number // (step * int(pattern))}"].append(i)

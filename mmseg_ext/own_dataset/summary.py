@@ -45,7 +45,8 @@ class Split:
             self.pixels += pixels
             self.images += pixels > 0
             self.ignored += int(item.counts.sum() - pixels.sum())
-            self.sizes[item.size[::-1]] += 1
+            height, width = item.size
+            self.sizes[width, height] += 1
 
 
 def print_splits(splits: Sequence[Split]) -> None:
@@ -83,7 +84,7 @@ def add_notes_on_pixels(
     # Then some masks can have objects of the value 255, which is ignored, beside 0.
     can_lose = not numbers or (numbers.get("0") == 0 and numbers.get("255") == IGNORED)
     for split in splits:
-        absent = [split.classes[i] for i in np.flatnonzero(split.pixels == 0)]
+        absent = [split.classes[i] for i in np.flatnonzero(split.pixels == 0).tolist()]
         if absent and split.pixels.any():
             notes.add(Rank.LABELS, f"{split.name}: no pixel of {join_names(absent)}")
         halves = []
