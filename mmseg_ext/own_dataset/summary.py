@@ -84,7 +84,7 @@ def add_notes_on_pixels(
     # Then some masks can have objects of the value 255, which is ignored, beside 0.
     can_lose = not numbers or (numbers.get("0") == 0 and numbers.get("255") == IGNORED)
     for split in splits:
-        absent = [split.classes[i] for i in np.flatnonzero(split.pixels == 0).tolist()]
+        absent = [name for name, n in zip(split.classes, split.pixels, strict=True) if not n]
         if absent and split.pixels.any():
             notes.add(Rank.LABELS, f"{split.name}: no pixel of {join_names(absent)}")
         halves = []
