@@ -1,0 +1,3 @@
+# DANet on ImageNet features: docs/camvid.md.
+_base_ = "./_base_/efficientnet-d8.py"
+model = dict(decode_head=dict(type="DAHead", pam_channels=16))

@@ -1,0 +1,3 @@
+# EANet: 64 slots, double normalization on ImageNet features: docs/camvid.md.
+_base_ = "./_base_/efficientnet-d8.py"
+model = dict(decode_head=dict(type="EAHead", ea_channels=128, memory_size=64))
