@@ -4,7 +4,6 @@ A run is complete when the files of its tests are there. A run that was stopped 
 that fails costs only itself.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,11 +24,11 @@ from mmseg_ext.comparison.plan import (
     failure,
     make_plan,
 )
-from mmseg_ext.comparison.table import records_of, write_table
+from mmseg_ext.comparison.table import records_of, text_table, write_table
 from mmseg_ext.durable.work_dir import lock_work_dir
 
 OUTPUT = "output.txt"  # of the processes of a run
-_LINES = 60  # seconds between lines of progress
+_START, _LINES = 20, 60  # seconds that a run's processes start; between lines of progress
 _PR_SET_PDEATHSIG = 1
 
 
@@ -46,21 +44,10 @@ def commands(plan: Plan) -> list[str]:
 
 def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
     """Return the arguments of the commands that a run still needs."""
-    missing = [run.test_words(kind) for kind in tests if not run.images(kind).is_file()]
+    missing = [run.test_words(kind) for kind in tests if not run.has_test(kind)]
     if missing and not run.checkpoint.is_file():
         missing.insert(0, run.train_words())
     return missing
-
-
-@dataclass
-class _Job:
-    """A run whose steps are being executed."""
-
-    run: Run
-    steps: list[list[str]]
-    gpu: str | None
-    started: float
-    process: subprocess.Popen
 
 
 def start(words: Sequence[str], output: Path, env: dict[str, str]) -> subprocess.Popen:
@@ -86,6 +73,42 @@ def _end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+class _Job:
+    """A run whose steps are executed, one process after the other."""
+
+    def __init__(self, run: Run, plan: Plan, gpu: str | None):
+        self.run, self.plan, self.gpu = run, plan, gpu
+        self.steps = steps_of(run, plan.tests)
+        self.started = time.monotonic()
+        self._next()
+
+    def _next(self) -> None:
+        env = environment(self.plan.threads, self.gpu)
+        self.process = start(self.steps.pop(0), self.run.folder / OUTPUT, env)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def has_ended(self) -> bool:
+        """Return whether the last step has ended, or one has failed; start the next step."""
+        status = self.process.poll()
+        # A training that a signal has stopped ends with 0, after it has saved a checkpoint.
+        if status == 0 and self.steps and self.run.checkpoint.is_file():
+            self._next()
+            return False
+        return status is not None
+
+    def error(self) -> str | None:
+        """Return the message of a run that has ended and is not complete."""
+        if not steps_of(self.run, self.plan.tests):
+            return None
+        if not self.process.returncode:
+            return "was stopped; start the comparison again"
+        output = (self.run.folder / OUTPUT).read_text(errors="replace")
+        return failure(output, self.process.returncode)
+
+
 def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, str]:
     """Train and test what is missing, and return the error of each run that failed.
 
@@ -94,71 +117,49 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
         gpus: numbers of GPUs, each of which has one process at a time.
     """
     waiting = [run for run in plan.runs if steps_of(run, plan.tests)]
-    expected = {run: 20 + _iterations(run, plan) for run in waiting}  # seconds
+    expected = {}  # seconds
+    for run in waiting:
+        expected[run] = _START + run.length * plan.costs[run.data, run.model].seconds
     free: list[str | None] = [*gpus] if gpus else [None] * jobs
-    total, places = len(plan.runs), len(free)
+    total, places, ended = len(plan.runs), len(free), len(plan.runs) - len(waiting)
     running: list[_Job] = []
     failed: dict[Run, str] = {}
-    factor = 1.0  # of the time that was expected
+    factor = 1.0  # of the expected time: validations, tests and other programs add to it
     next_line = time.monotonic() + _LINES
 
-    def left() -> str:
-        seconds = sum(expected[run] for run in waiting) * factor
+    def say(text: str) -> None:
+        seconds = factor * sum(expected[run] for run in waiting)
         for job in running:
-            seconds += max(0, expected[job.run] * factor - (time.monotonic() - job.started))
-        return f"about {timedelta(seconds=round(seconds / places))} left"
+            seconds += max(0, factor * expected[job.run] - job.seconds)
+        left = timedelta(seconds=round(seconds / places))
+        print(f"[{ended}/{total}] {text}; about {left} left", flush=True)
 
-    def launch(job_run: Run, steps: list[list[str]], gpu: str | None) -> subprocess.Popen:
-        return start(steps.pop(0), job_run.folder / OUTPUT, environment(plan.threads, gpu))
-
-    if len(waiting) < total:
-        print(f"{total - len(waiting)} of {total} runs are complete", flush=True)
     try:
         while waiting or running:
             while waiting and free:
-                run, gpu = waiting.pop(0), free.pop(0)
-                steps = steps_of(run, plan.tests)
-                process = launch(run, steps, gpu)
-                running.append(_Job(run, steps, gpu, time.monotonic(), process))
-                done = total - len(waiting) - len(running)
-                print(f"[{done + 1}/{total}] {run.name}: starts, {left()}", flush=True)
+                running.append(_Job(waiting.pop(0), plan, free.pop(0)))
+                say(f"{running[-1].run.name}: starts")
             time.sleep(0.1)
-            for job in list(running):
-                status = job.process.poll()
-                if status is None:
-                    continue
-                is_trained = job.run.checkpoint.is_file()
-                if status == 0 and job.steps and is_trained:
-                    job.process = launch(job.run, job.steps, job.gpu)
-                    continue
+            for job in [job for job in running if job.has_ended()]:
                 running.remove(job)
                 free.append(job.gpu)
-                seconds = time.monotonic() - job.started
-                if steps_of(job.run, plan.tests):
-                    output = (job.run.folder / OUTPUT).read_text(errors="replace")
-                    failed[job.run] = failure(output, status) if status else "was stopped"
-                    print(f"{job.run.name}: failed: {failed[job.run]}", flush=True)
+                ended += 1
+                error = job.error()
+                if error is None:
+                    factor = job.seconds / expected[job.run]
+                    say(f"{job.run.name}: complete in {timedelta(seconds=round(job.seconds))}")
                 else:
-                    factor = seconds / expected[job.run]
-                    about = timedelta(seconds=round(seconds))
-                    print(f"{job.run.name}: complete in {about}, {left()}", flush=True)
+                    failed[job.run] = error
+                    say(f"{job.run.name}: failed: {error}")
             if time.monotonic() > next_line:
                 next_line = time.monotonic() + _LINES
-                names = "; ".join(job.run.name for job in running)
-                print(f"  {names}: running, {left()}", flush=True)
+                say(f"running {', '.join(job.run.name for job in running)}")
     finally:
         for job in running:
-            with contextlib.suppress(OSError):
-                job.process.terminate()
-        for job in running:  # they save a checkpoint
+            job.process.terminate()
+        for job in running:  # it saves a checkpoint
             job.process.wait()
     return failed
-
-
-def _iterations(run: Run, plan: Plan) -> float:
-    """Return the seconds of a run's iterations."""
-    number = run.checkpoint.stem.rpartition("_")[2]
-    return int(number) * plan.costs[run.data, run.model].seconds
 
 
 def compare(
@@ -173,6 +174,7 @@ def compare(
     tta: bool = False,
     jobs: int = 1,
     gpus: Sequence[int] = (),
+    dry_run: bool = False,
 ) -> list[dict[str, Any]]:
     """Train and test configs with several seeds, and return the table that compares them.
 
@@ -188,10 +190,12 @@ def compare(
         iterations: of each training; its schedule is scaled.
         minutes: equal time of training, from iterations that are measured in turns.
         rates: factors of the learning rate; a config's best one by validation is in the table.
-        metrics: mIoU, mDice, IoU.CLASS or Dice.CLASS.
+        metrics: mIoU, mDice or boundary (the mean F1 of boundaries), and with the name of a class
+            IoU.CLASS, Dice.CLASS, boundary.CLASS or objects.CLASS (the F1 of its objects).
         tta: also test with test-time augmentation.
         jobs: trainings at a time on a CPU.
         gpus: numbers of GPUs, with one training at a time on each.
+        dry_run: print the command of each run that is not complete, and return nothing.
 
     Returns:
         The records of `mmseg_ext.comparison.table.records_of`.
@@ -200,21 +204,30 @@ def compare(
         LaunchError: for a config that does not build, data of other classes, and a folder with the
             runs of other settings.
     """
-    plan = make_plan(
-        [*map(str, configs)],
-        [*map(str, data)],
-        seeds,
-        Path(out),
-        iterations,
-        minutes,
-        rates,
-        tta,
-        threads_of(jobs),
-    )
-    with lock_work_dir(str(out)):
-        failed = execute(plan, jobs, [*map(str, gpus)])
-        records = records_of(plan, failed, metrics)
-        write_table(plan, records)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with lock_work_dir(str(out), "--out"):
+        plan = make_plan(
+            [*map(str, configs)],
+            [*map(str, data)],
+            seeds,
+            Path(out),
+            iterations,
+            minutes,
+            rates,
+            metrics,
+            tta,
+            threads_of(jobs),
+        )
+        if dry_run:
+            print("\n".join(commands(plan)))
+            return []
+        for note in plan.notes:
+            print(f"differs: {note}", flush=True)
+        records = records_of(plan, execute(plan, jobs, [*map(str, gpus)]))
+        files = write_table(plan, records)
+    print(text_table(plan, records))
+    for file in files:
+        print(file)
     return records
 
 

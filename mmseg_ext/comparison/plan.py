@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,6 @@ from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError, join_names, one_line, short
 
 PLAN = "plan.json"
-IMAGES = "images.npz"  # pixels of each image of a test
 # What a data set decides about a run; the rest is the model's config.
 _OF_DATA = ("train_dataloader", "val_dataloader", "test_dataloader", "val_evaluator")
 _OF_DATA += ("test_evaluator", "tta_pipeline", "crop_size", "rgb_bands")
@@ -54,12 +54,18 @@ class Run:
     rate: float  # factor of the config's learning rate
     config: Path
     folder: Path
-    checkpoint: Path  # the last one of the training
+    last: str  # name of the last checkpoint
     options: dict[str, Any]
-    iterations: int | None = None  # None: the config's
+    iterations: int | None  # None: the config's
+    counted: tuple[str, ...]  # metrics whose counts a test writes: 'boundary', 'objects.CLASS'
+    keeps_labels: bool  # the predicted label maps of the test, which the page shows
 
     def __hash__(self) -> int:
         return hash(self.folder)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / self.last
 
     @property
     def length(self) -> int:
@@ -81,19 +87,28 @@ class Run:
     def test_words(self, kind: str) -> list[str]:
         """Return the arguments of a test: 'test', or 'tta' with test-time augmentation."""
         words = ["test", str(self.config), str(self.checkpoint)]
-        words += [
-            "--work-dir",
-            str(self.folder / kind),
-            "--out",
-            str(self.folder / kind / "labels"),
-        ]
+        words += ["--work-dir", str(self.folder / kind)]
         if kind == "tta":
             words.append("--tta")
-        return [*words, "--cfg-options", f"test_evaluator.0.images_file={self.images(kind)}"]
+        elif self.keeps_labels:
+            words += ["--out", str(self.labels)]
+        files = self.files(kind).values()
+        options = [f"test_evaluator.{i}.images_file={file}" for i, file in enumerate(files)]
+        return [*words, "--cfg-options", *options]
 
-    def images(self, kind: str) -> Path:
-        """Return the file with the pixels of each image; it is there when the test has ended."""
-        return self.folder / kind / IMAGES
+    def files(self, kind: str) -> dict[str, Path]:
+        """Return the files with the counts of each image, which are there if a test has ended."""
+        names = {"": "images.npz"}
+        for metric in self.counted:
+            names[metric] = f"{metric}.npy"
+        return {metric: self.folder / kind / name for metric, name in names.items()}
+
+    def has_test(self, kind: str) -> bool:
+        return all(file.is_file() for file in self.files(kind).values())
+
+    @property
+    def labels(self) -> Path:
+        return self.folder / "test" / "labels"
 
 
 @dataclass
@@ -103,15 +118,13 @@ class Plan:
     out: Path
     models: list[str]
     data: list[str]
-    seeds: list[int]
     tests: list[str]  # 'test' and 'tta'
+    metrics: list[str]
     threads: int | None
     runs: list[Run]
-    costs: dict[tuple[str, str], Cost]  # by data and model
-    differences: dict[str, list[str]]  # of the configs from the first one, by data
-
-    def configs(self) -> dict[tuple[str, str], Path]:
-        return {(run.data, run.model): run.config for run in self.runs}
+    configs: dict[tuple[str, str], Config]  # by data and model
+    costs: dict[tuple[str, str], Cost]
+    notes: list[str]  # what differs between the models
 
 
 def make_plan(
@@ -122,6 +135,7 @@ def make_plan(
     iterations: int | None = None,
     minutes: float | None = None,
     rates: Sequence[float] = (1.0,),
+    metrics: Sequence[str] = ("mIoU",),
     tta: bool = False,
     threads: int | None = None,
 ) -> Plan:
@@ -131,80 +145,127 @@ def make_plan(
         LaunchError: for a config that does not build, for data sets of other classes, and for a
             folder with the runs of other settings.
     """
+    _check_lists(CONFIG=configs, **{"--data": data, "--seeds": seeds, "--rates": rates})
     if iterations is not None and minutes is not None:
         raise LaunchError("--iterations, --minutes: set one of them")
-    for flag, values in (("configs", configs), ("--seeds", seeds), ("--rates", rates)):
-        if len(set(values)) < len(values) or not values:
-            raise LaunchError(f"{flag} {join_names([*map(str, values)])}: list each one once")
-    models = _labels(configs)
-    loaded = {model: load_config(path) for model, path in zip(models, configs, strict=True)}
-    if data:
-        columns = _labels([_config_of(path) for path in data])
-        sets = {name: load_config(_config_of(p)) for name, p in zip(columns, data, strict=True)}
-        combined = {
-            (column, model): with_data(cfg, of_data)
-            for column, of_data in sets.items()
-            for model, cfg in loaded.items()
-        }
-    else:
-        columns = [_same_classes(loaded)]
-        combined = {(columns[0], model): cfg for model, cfg in loaded.items()}
+    models, columns, cfgs = combine(configs, data)
+    evaluators = _evaluators(next(iter(cfgs.values())), metrics)
+    counted = counted_metrics(metrics)
 
+    # Settings that change the runs, and what was measured: of the first start in this folder.
+    settings = {"iterations": iterations, "minutes": minutes, "counted": counted}
     stored = _read_plan(out)
-    settings = {"iterations": iterations, "minutes": minutes}
     for key, value in settings.items():
-        if stored and stored["settings"][key] != value:
+        if stored and stored[key] != value:
             raise LaunchError(
-                f"{out}: has runs of {key}={stored['settings'][key]}, not {value}; "
-                "set another folder with --out"
+                f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
             )
-    threads = stored["threads"] if stored else threads
-    evaluator = _evaluator(next(iter(combined.values())))
+    if stored:
+        threads = stored["threads"]
     paths = {}
-    for (column, model), cfg in combined.items():
-        _prepare(cfg, evaluator)
+    for (column, model), cfg in cfgs.items():
+        _prepare(cfg, evaluators, any(rate != 1 for rate in rates))
         paths[column, model] = path = out / "configs" / column / f"{model}.py"
-        if not path.is_file():
-            write_text(cfg.pretty_text, path)
-        elif path.read_text(encoding="utf-8") != cfg.pretty_text:
+        if path.is_file() and path.read_text(encoding="utf-8") != cfg.pretty_text:
             raise LaunchError(
-                f"{path}: differs from {cfg.filename} now, and its runs stay as they are; set "
-                "another folder with --out"
+                f"{path}: has runs of other settings than {cfg.filename} has now; set another --out"
             )
-    # Started again, the plan has the costs of the first time, and so the same iterations.
-    costs = {tuple(c["of"]): Cost(*c["cost"]) for c in (stored or {}).get("costs", [])}
-    for column in columns:
-        missing = [model for model in models if (column, model) not in costs]
-        if missing:
-            first = models[0]
-            known = costs.get((column, first))
-            names = [first, *(model for model in missing if model != first)]
-            found = _measure([paths[column, name] for name in names], out, threads)
-            for name, cost in zip(names, found, strict=True):
-                seconds = cost.seconds if known is None else known.seconds * cost.ratio
-                costs.setdefault((column, name), cost._replace(seconds=seconds))
-    content = {
-        "settings": settings,
-        "threads": threads,
-        "costs": [{"of": list(key), "cost": list(cost)} for key, cost in costs.items()],
-    }
+        write_text(cfg.pretty_text, path)
+    costs = {tuple(name): Cost(*cost) for name, cost in (stored or {}).get("costs", [])}
+    _complete(costs, models, columns, paths, threads)
+    content = {**settings, "threads": threads, "costs": [*costs.items()]}
     write_text(json.dumps(content, indent=1) + "\n", out / PLAN)
 
     runs = []
     for seed in seeds:  # complete seeds come first
         for column in columns:
             for model in models:
-                cfg, length = combined[column, model], iterations
+                cfg, length = cfgs[column, model], iterations
                 if minutes is not None:
                     length = max(1, round(60 * minutes / costs[column, model].seconds))
                 for rate in rates:
-                    runs.append(_run(out, column, model, seed, rate, cfg, paths, length))
-    differences = {}
+                    folder, options = f"seed{seed}", {"randomness.seed": seed}
+                    if rate != 1:
+                        folder = f"rate{rate:g}_{folder}"
+                        options["optim_wrapper.optimizer.lr"] = (
+                            cfg.optim_wrapper.optimizer.lr * rate
+                        )
+                    runs.append(
+                        Run(
+                            model,
+                            column,
+                            seed,
+                            rate,
+                            paths[column, model],
+                            out / "runs" / column / model / folder,
+                            _last_checkpoint(cfg, length),
+                            options,
+                            length,
+                            tuple(counted),
+                            keeps_labels=seed == seeds[0],
+                        )
+                    )
+    notes: dict[str, None] = {}  # those of several data sets once
     for column in columns:
-        of_column = {model: combined[column, model] for model in models}
-        differences[column] = differing_settings(of_column)
+        of_column = {model: cfgs[column, model] for model in models}
+        notes |= dict.fromkeys(differing_settings(of_column))
     tests = ["test", "tta"] if tta else ["test"]
-    return Plan(out, models, columns, [*seeds], tests, threads, runs, costs, differences)
+    return Plan(out, models, columns, tests, [*metrics], threads, runs, cfgs, costs, [*notes])
+
+
+def counted_metrics(metrics: Sequence[str]) -> list[str]:
+    """Return the metrics for which a test counts more than pixels: boundary, objects.CLASS."""
+    found = {"boundary" for metric in metrics if metric.partition(".")[0] == "boundary"}
+    return sorted(found | {metric for metric in metrics if metric.startswith("objects.")})
+
+
+def _check_lists(**lists: Sequence) -> None:
+    for flag, values in lists.items():
+        if len(set(values)) < len(values):
+            raise LaunchError(f"{flag} {join_names([*map(str, values)])}: list each one once")
+
+
+def combine(
+    configs: Sequence[str], data: Sequence[str]
+) -> tuple[list[str], list[str], dict[tuple[str, str], Config]]:
+    """Return the names of the models and of the data sets, and the config of each pair of both.
+
+    Raises:
+        LaunchError: for a config that does not load, and for data of other classes.
+    """
+    models = _labels(configs)
+    cfgs = {model: load_config(path) for model, path in zip(models, configs, strict=True)}
+    if not data:
+        column = _same_classes(cfgs)
+        return models, [column], {(column, model): cfg for model, cfg in cfgs.items()}
+    paths = [str(Path(path, "config.py")) if Path(path).is_dir() else path for path in data]
+    columns, combined = _labels(paths), {}
+    for column, path in zip(columns, paths, strict=True):
+        of_data = load_config(path)
+        for model, cfg in cfgs.items():
+            combined[column, model] = with_data(cfg, of_data)
+    return models, columns, combined
+
+
+def _complete(
+    costs: dict[tuple[str, str], Cost],
+    models: Sequence[str],
+    columns: Sequence[str],
+    paths: Mapping[tuple[str, str], Path],
+    threads: int | None,
+) -> None:
+    """Measure the models that have no costs yet, each by its ratio to the first one's seconds."""
+    for column in columns:
+        missing = [model for model in models if (column, model) not in costs]
+        if not missing:
+            continue
+        names = [models[0], *(model for model in missing if model != models[0])]
+        print(f"measuring iterations on {column}: {', '.join(names)}", flush=True)
+        found = _measure([paths[column, name] for name in names], threads)
+        first = costs.get((column, models[0]), found[0])
+        for name, cost in zip(names, found, strict=True):
+            cost = cost._replace(seconds=first.seconds * cost.ratio)
+            costs.setdefault((column, name), cost)
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
@@ -218,11 +279,6 @@ def _labels(paths: Sequence[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise LaunchError(f"configs {join_names(names)}: have the same names; rename one file")
     return names
-
-
-def _config_of(data: str) -> str:
-    """Return the config of a project's folder, or of a path or name."""
-    return str(Path(data, "config.py")) if Path(data).is_dir() else data
 
 
 def _classes(cfg: Config) -> tuple[str, ...]:
@@ -300,18 +356,45 @@ def _set_classes(model: Any, old: int, number: int, of_data: Any) -> None:
                 settings["class_weight"] = weights
 
 
-def _evaluator(cfg: Config) -> list[dict]:
-    """Return the evaluator of all tests: mIoU with the ignored label of the first config."""
-    for metric in as_list(cfg.test_evaluator):
-        if "IoU" in type_name(metric):
-            ignored = metric.get("ignore_index", 255)
-            return [dict(type="CheckedIoUMetric", iou_metrics=["mIoU"], ignore_index=ignored)]
-    raise LaunchError(f"{cfg.filename}: test_evaluator has no IoUMetric; add it")
+def _evaluators(cfg: Config, metrics: Sequence[str]) -> list[dict]:
+    """Return the evaluators of all tests, with the ignored label of the first config.
+
+    Raises:
+        LaunchError: for a metric that there is not.
+    """
+    classes = _classes(cfg)
+    of_iou = [one for one in as_list(cfg.test_evaluator) if "IoU" in type_name(one)]
+    ignored = of_iou[0].get("ignore_index", 255) if of_iou else 255
+    for metric in metrics:
+        kind, _, wanted = metric.partition(".")
+        of_class = kind in ("IoU", "Dice", "boundary", "objects") and wanted in classes
+        if not of_class and metric not in ("mIoU", "mDice", "boundary"):
+            raise LaunchError(
+                f"--metrics {metric}: is not a score; use mIoU, mDice, boundary, or IoU, Dice, "
+                f"boundary or objects with a class, as IoU.{classes[-1]}; the classes are "
+                f"{join_names(classes)}"
+            )
+    found = [dict(type="CheckedIoUMetric", iou_metrics=["mIoU"], ignore_index=ignored)]
+    for metric in counted_metrics(metrics):  # in the order of `Run.files`
+        if metric == "boundary":
+            found.append(dict(type="BoundaryMetric", ignore_index=ignored))
+        else:
+            wanted = metric.partition(".")[2]
+            found.append(dict(type="ObjectMetric", object_class=wanted, ignore_index=ignored))
+    return found
 
 
-def _prepare(cfg: Config, evaluator: list[dict]) -> None:
-    """Let a config resume exactly, train to its end, and test as the others."""
-    cfg.test_evaluator = evaluator
+def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
+    """Let a config resume exactly, train to its end, and test as the others.
+
+    Raises:
+        LaunchError: with several rates, for a config without a rate or without validations.
+    """
+    if has_rates and "lr" not in cfg.optim_wrapper.get("optimizer", {}):
+        raise LaunchError(f"--rates: {cfg.filename} has no optim_wrapper.optimizer.lr; add it")
+    if has_rates and not cfg.get("val_cfg"):
+        raise LaunchError(f"--rates: {cfg.filename} has no val_cfg to choose a rate by; add it")
+    cfg.test_evaluator = evaluators
     cfg.setdefault("runner_type", "DurableRunner")
     cfg.pop("work_dir", None)
     by_epoch = "max_iters" not in cfg.train_cfg
@@ -329,25 +412,10 @@ def _prepare(cfg: Config, evaluator: list[dict]) -> None:
         cfg.custom_hooks = kept
 
 
-def _run(out, column, model, seed, rate, cfg, paths, iterations) -> Run:
-    """Return a run, whose options are the seed and, with another rate, the learning rate."""
-    options: dict[str, Any] = {"randomness.seed": seed}
-    name = f"seed{seed}"
-    if rate != 1:
-        try:
-            options["optim_wrapper.optimizer.lr"] = cfg.optim_wrapper.optimizer.lr * rate
-        except (AttributeError, KeyError) as error:
-            raise LaunchError(
-                f"--rates: {cfg.filename} has no optim_wrapper.optimizer.lr"
-            ) from error
-        name = f"rate{rate:g}_{name}"
-    folder = out / "runs" / column / model / name
+def _last_checkpoint(cfg: Config, iterations: int | None) -> str:
     if "max_iters" in cfg.train_cfg:
-        last = f"iter_{iterations or cfg.train_cfg.max_iters}.pth"
-    else:
-        last = f"epoch_{cfg.train_cfg.max_epochs}.pth"
-    path = paths[column, model]
-    return Run(model, column, seed, rate, path, folder, folder / last, options, iterations)
+        return f"iter_{iterations or cfg.train_cfg.max_iters}.pth"
+    return f"epoch_{cfg.train_cfg.max_epochs}.pth"
 
 
 def _read_plan(out: Path) -> dict | None:
@@ -361,18 +429,17 @@ def _read_plan(out: Path) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _measure(configs: Sequence[Path], out: Path, threads: int | None) -> list[Cost]:
-    """Measure configs in a process of its own, which builds them without training."""
-    result = out / ".costs.json"
-    words = ["compare", *map(str, configs), "--measure", str(result)]
-    process = subprocess.run(
-        [*PROGRAM, *words], env=environment(threads), capture_output=True, text=True
-    )
-    if process.returncode:
-        raise LaunchError(failure(process.stderr, process.returncode))
-    found = json.loads(result.read_text(encoding="utf-8"))
-    result.unlink()
-    return [Cost(*cost) for cost in found]
+def _measure(configs: Sequence[Path], threads: int | None) -> list[Cost]:
+    """Measure configs in a process of its own, which builds them and trains a few iterations."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "costs.json")
+        words = ["compare", *map(str, configs), "--measure", str(result)]
+        process = subprocess.run(
+            [*PROGRAM, *words], env=environment(threads), capture_output=True, text=True
+        )
+        if process.returncode:
+            raise LaunchError(failure(process.stderr, process.returncode))
+        return [Cost(*cost) for cost in json.loads(result.read_text(encoding="utf-8"))]
 
 
 PROGRAM = (sys.executable, "-m", "mmseg_ext")

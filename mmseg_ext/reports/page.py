@@ -36,23 +36,24 @@ def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _template(name: str):
+def template(name: str, folder: Path = Path(__file__).parent):
+    """Return the Jinja template of a folder, which may include those of this folder."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape="html" in name,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "duration": duration}
     environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
-    return environment.get_template(name)
+    return environment.gettemplate(name)
 
 
 def scores_text(runs: Sequence[Run], suffix: str) -> str:
     """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation."""
     tables = _score_tables(runs)
     summary = mean_and_deviation(list(tables.values()))
-    return _template(f"scores{suffix}.j2").render(columns=COLUMNS, tables=tables, summary=summary)
+    return template(f"scores{suffix}.j2").render(columns=COLUMNS, tables=tables, summary=summary)
 
 
 def _score_tables(runs: Sequence[Run]) -> dict[str, Table]:
@@ -74,7 +75,7 @@ def page(runs: Sequence[Run]) -> str:
     groups = [[run] for run in tested]  # a table for each
     if len(class_lists) == 1:
         groups = [tested]
-    return _template("report.html.j2").render(
+    return template("report.html.j2").render(
         runs=runs,
         colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
