@@ -30,10 +30,10 @@ from torch.utils._pytree import tree_flatten
 from benchmarks import docs_tables
 from benchmarks.camvid_rows import STUDIES, Row, Study
 from benchmarks.tables import compare_times, machine
+from benchmarks.training_step import batch_of
 from mmseg_ext import register_all_modules
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.cost.model_cost import count_multiply_adds
-from mmseg_ext.cost.step_memory import batch_of
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.reports.scores import class_scores
@@ -152,7 +152,7 @@ def costs(study: Study, rounds: int) -> dict[str, dict]:
         parameters = sum(p.numel() for p in model.parameters())
         table[row.name] = {"parameters": parameters, "multiply_adds": counted.all}
         wrapper = build_optim_wrapper(model, config.optim_wrapper)
-        batch = batch_of(config, "cpu")
+        batch = batch_of(config, torch.device("cpu"))
         for image in batch["inputs"]:
             image.random_(256)
         steps[row.name] = partial(model.train().train_step, batch, wrapper)

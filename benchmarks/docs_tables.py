@@ -3,14 +3,13 @@
     python -m benchmarks.docs_tables            write them
     python -m benchmarks.docs_tables --count    first count parameters and multiply-adds of all
                                                 configs, or of those named
-    python -m benchmarks.docs_tables --memory   first compute the memory of training steps of all
-                                                configs, or of those named, and all plans (hours)
 
 A table is between `<!-- table NAME -->` and `<!-- end of table -->`. docs/results contains what
 takes long or cannot be computed: `miou.json`, published results and our own; `reproduction.json`,
 the configs of each table in the papers; `model_zoo.json`, counts; `memory.json`, the memory of
-training steps and the plans for several GPUs; `camvid.json` and `camvid_imagenet.json`, runs of
-`benchmarks.camvid_table`; `gpu.json`, a run of `benchmarks.gpu`.
+training steps and the plans for several GPUs, computed by version 1.0.0, which simulated a GPU;
+`camvid.json` and `camvid_imagenet.json`, runs of `benchmarks.camvid_table`; `gpu.json`, runs of
+`benchmarks.gpu`.
 """
 
 import argparse
@@ -23,11 +22,9 @@ from pathlib import Path
 from mmengine.config import Config
 
 from benchmarks import camvid_rows
-from benchmarks.gpu.runner import STAGES
 from benchmarks.gpu.summary import hours, stage_summary
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import Cost, cells, count_config, markdown
-from mmseg_ext.cost.step_memory import GIBI, Plan, StepMemory, plans, training_memory
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -51,7 +48,8 @@ PROTOCOLS = {
     "ea_r101_cityscapes_80k": "Cityscapes 769x769",
     "upernet_rmt_small_cityscapes_80k": "Cityscapes 512x1024",
 }
-GPUS = (1, 2, 4, 8, 16)
+GPUS = (1, 2, 4, 8, 16)  # of the stored plans
+GIBI = 2**30
 FLOPS = 40e12  # per second: a plausible mean of an A100 with TF32
 
 _TABLE = re.compile(r"(<!-- table (?P<name>\w+) -->).*?(<!-- end of table -->)", re.S)
@@ -77,34 +75,12 @@ def count(names: Sequence[str]) -> None:
     write_results("model_zoo", {name: asdict(cost) for name, cost in costs.items()})
 
 
-def compute_memory(names: Sequence[str]) -> None:
-    """Compute the memory of these configs' training steps and of the plans."""
-    found = results("memory")
-    for name in names:
-        config = Config.fromfile(CONFIGS / f"{name}.py")
-        both = {key: training_memory(config, key == "amp") for key in ("float32", "amp")}
-        found[name] = {key: asdict(memory) for key, memory in both.items()}
-    for name in PROTOCOLS:
-        config = Config.fromfile(CONFIGS / f"{name}.py")
-        every = [plan for gpus in GPUS for plan in plans(config, gpus)]
-        steps = {}
-        for images in {plan.images for plan in every}:
-            config.train_dataloader.batch_size = images
-            steps[images] = [training_memory(config, amp) for amp in (False, True)]
-        found[f"{name}, plans"] = [
-            [asdict(plan), [step.peak(plan.gpus, plan.accumulation) for step in steps[plan.images]]]
-            + [steps[plan.images][0].checkpoint]
-            for plan in every
-        ]
-    write_results("memory", found)
-
-
 def gibibytes(name: str) -> str:
     """Return the memory of a training step in float32 / in mixed precision; empty if unknown."""
     both = results("memory").get(name)
     if both is None:
         return ""
-    sizes = (StepMemory(**both[key]).total / GIBI for key in ("float32", "amp"))
+    sizes = (both[key]["total"] / GIBI for key in ("float32", "amp"))
     return " / ".join(f"{size:.1f}" if size >= 1 else f"{size:.2f}" for size in sizes)
 
 
@@ -125,16 +101,15 @@ def plans_table() -> str:
     for name, protocol in PROTOCOLS.items():
         found = results("memory")[f"{name}, plans"]
         cells, accumulated = [], []
-        for values, memories, _ in found:
-            plan = Plan(**values)
+        for plan, memories, _ in found:
             sizes = " / ".join(f"{memory / GIBI:.1f}" for memory in memories)
-            cell = f"{sizes} ({plan.images})"
-            if plan.accumulation > 1:
+            cell = f"{sizes} ({plan['images']})"
+            if plan["accumulation"] > 1:
                 accumulated.append(cell)
-            elif not plan.options:
+            elif not plan["options"]:
                 cells.append(f"**{cell}**")
             else:
-                cells.append(cell if plan.exact else f"*{cell}*")
+                cells.append(cell if plan["exact"] else f"*{cell}*")
         (checkpoint,) = {size for *_, size in found}
         rows.append([protocol, *cells, accumulated[0], f"{checkpoint / GIBI:.1f}"])
     headings = ["protocol", "1 GPU", *(f"{gpus} GPUs" for gpus in GPUS[1:])]
@@ -200,7 +175,8 @@ TABLES: dict[str, Callable[[], str]] = {
         name: lambda name=name, record=record: camvid_rows.table(name, results(record))
         for name, (record, *_) in camvid_rows.TABLES.items()
     },
-    **{f"gpu_{n}": lambda n=n: stage_summary(n, results("gpu")) for n in STAGES},
+    "gpu_strips": lambda: stage_summary("strips", results("gpu")),
+    "gpu_variants": lambda: stage_summary("variants", results("gpu")),
     "gpu_hours": lambda: hours(results("gpu")),
 }
 
@@ -219,14 +195,11 @@ def outdated() -> dict[Path, str]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", nargs="*", metavar="CONFIG", help="count these first, or all")
-    parser.add_argument("--memory", nargs="*", metavar="CONFIG", help="compute memory first")
     args = parser.parse_args(argv)
     register_all_modules()
     every = [path.stem for path in CONFIGS.glob("*.py")]
     if args.count is not None:
         count(args.count or every)
-    if args.memory is not None:
-        compute_memory(args.memory or every)
     for page, text in outdated().items():
         page.write_text(text, encoding="utf-8")
         print(f"{page.relative_to(ROOT)}: written")

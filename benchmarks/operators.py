@@ -4,7 +4,9 @@ Without names, those of docs/gpu.md, and of a prediction of the default model.
 
 Python starts each operator, which takes 34 to 41 microseconds on the GPU host of docs/gpu.md. A
 step with many small operators therefore waits for Python, however fast the GPU is. The counts are
-of a simulated GPU, so they need none. Views start nothing on a GPU and are not counted.
+of a step in float32 on the meta device, so they need no GPU. They have the forms of layers and
+losses that a GPU has, but PyTorch's plain attention and dropout, which are several operators each.
+Views start nothing on a GPU and are not counted.
 """
 
 import argparse
@@ -15,13 +17,18 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
-from mmengine.optim import build_optim_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.training_step import (
+    META,
+    WithoutData,
+    batch_of,
+    build_training_model,
+    build_wrapper,
+    training_loss,
+)
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
-from mmseg_ext.cost.step_memory import batch_of, build_training_model, training_loss
 from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.inference.models import DEFAULT
@@ -42,7 +49,7 @@ _FREE = {"detach", "_unsafe_view", "empty", "empty_like", "empty_strided", "new_
 class OperatorCounter(TorchDispatchMode):
     """Context that counts operators by name in `counts`, without views.
 
-    They are operators on tensors of a type of device, by default of the simulated GPU.
+    They are operators on tensors of a type of device.
     """
 
     def __init__(self, device_type: str = "meta"):
@@ -54,8 +61,7 @@ class OperatorCounter(TorchDispatchMode):
         outputs = operator(*args, **(kwargs or {}))
         name = operator.overloadpacket.__name__
         tensors = [x for x in tree_leaves((args, kwargs, outputs)) if isinstance(x, torch.Tensor)]
-        # The simulated GPU overrides `device`, which C++ ignores.
-        ours = any(getattr(x, f"is_{self.device_type}") for x in tensors)
+        ours = any(x.device.type == self.device_type for x in tensors)
         if ours and not operator.is_view and name not in _FREE:
             self.counts[name] += 1
         return outputs
@@ -65,51 +71,40 @@ Counts = dict[str, collections.Counter[str]]
 """The operators by phase and name."""
 
 
-def count_training_steps(config: Config) -> dict[str, Counts]:
-    """Return the operators of a training step on a GPU, with TF32 and with autocast to bfloat16."""
-    with SimulatedCUDA() as device:
-        model = build_training_model(config, device.device)
+def count_training_step(config: Config) -> Counts:
+    """Return the operators of a training step in float32, without data."""
+    with WithoutData():
+        model = build_training_model(config, META)
         wrapper = build_wrapper(model, config)
+        merge_groups(wrapper.optimizer)  # as a `DurableRunner`
         for group in wrapper.optimizer.param_groups:
             group["foreach"] = True  # the default on a GPU
-        batch = batch_of(config, device.device)
+        batch = batch_of(config, META)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         wrapper.step()  # creates the state of the optimizer
         wrapper.zero_grad()
-        found = {}
-        for precision, dtype in (("TF32", None), ("bf16", torch.bfloat16)):
-            counters = {phase: OperatorCounter() for phase in PHASES}
-            with counters["forward"], device.autocast(dtype):
-                loss = training_loss(model, batch)
-            with counters["backward"]:
-                wrapper.backward(loss)
-            with counters["optimizer"]:
-                wrapper.step()
-                wrapper.zero_grad()
-            found[precision] = {phase: counter.counts for phase, counter in counters.items()}
-    return found
+        counters = {phase: OperatorCounter() for phase in PHASES}
+        with counters["forward"]:
+            loss = training_loss(model, batch)
+        with counters["backward"]:
+            wrapper.backward(loss)
+        with counters["optimizer"]:
+            wrapper.step()
+            wrapper.zero_grad()
+    return {phase: counter.counts for phase, counter in counters.items()}
 
 
 def count_prediction(config: Config) -> Counts:
-    """Return the operators of a prediction on a GPU, from an image to its labels."""
-    with SimulatedCUDA() as device, torch.no_grad():
-        model: Any = build_training_model(config, device.device).eval()
+    """Return the operators of a prediction, from an image to its labels, without data."""
+    with WithoutData(), torch.no_grad():
+        model: Any = build_training_model(config, META).eval()
         config.train_dataloader.batch_size = 1
-        image = batch_of(config, device.device)
+        image = batch_of(config, META)
         model.test_step(image)  # builds matrices of the resize
         with OperatorCounter() as counter:
             model.test_step(image)
     return {"prediction": counter.counts}
-
-
-def build_wrapper(model: Any, config: Config) -> Any:
-    """Build the config's optimizer wrapper as a `DurableRunner`, without mixed precision."""
-    settings = config.optim_wrapper.to_dict()
-    settings = {k: v for k, v in settings.items() if k not in ("dtype", "loss_scale")}
-    wrapper = build_optim_wrapper(model, {**settings, "type": "OptimWrapper"})
-    merge_groups(wrapper.optimizer)
-    return wrapper
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -125,8 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load_config(name)
         if args.batch_size:
             config.train_dataloader.batch_size = args.batch_size
-        for precision, counts in count_training_steps(config).items():
-            print_counts(f"{name}, {precision}", counts, args.top)
+        print_counts(name, count_training_step(config), args.top)
     if not args.configs:
         print_counts(f"{DEFAULT}, prediction", count_prediction(load_config(DEFAULT)), args.top)
 

@@ -31,6 +31,7 @@ from mmseg_ext.errors import StackError
 if TYPE_CHECKING:
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.predictor import Predictor
+    from mmseg_ext.runs import test, train
 
 __version__ = "1.0.0"
 
@@ -42,6 +43,8 @@ __all__ = [
     "list_models",
     "register_all_modules",
     "safe_loading",
+    "test",
+    "train",
     "use_operators_in_pytorch",
 ]
 
@@ -55,6 +58,8 @@ _FUNCTIONS = {
     "Predictor": "inference.predictor",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "test": "runs",
+    "train": "runs",
 }
 
 

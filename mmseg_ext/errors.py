@@ -44,6 +44,14 @@ class LabelError(ValueError):
     """A label map that loading would corrupt; the message starts with its path."""
 
 
+def labels_outside(num_classes: int, found: object, expected: str, ignored: int) -> str:
+    """Return what is wrong with labels that are neither one of the classes nor ignored."""
+    return (
+        f"values outside the {num_classes} classes: {found}; expected {expected}, or {ignored} for "
+        "ignored pixels"
+    )
+
+
 def one_line(error: object, length: int | None = None) -> str:
     """Return the text of an error, or of anything else, without line breaks.
 

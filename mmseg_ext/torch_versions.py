@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import serialization
 
-# torch 2.2: fused updates of several tensors run without data.
-HAS_FOREACH_WITHOUT_DATA = torch.__version__ >= "2.2"
 # torch 2.4: loading knows a list of allowed types, which mmengine's checkpoints need.
 HAS_ALLOW_LIST = hasattr(serialization, "add_safe_globals")
 # torch 2.5: attention on a CPU takes a float32 mask with queries in half precision.
@@ -52,18 +50,6 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_gpu_dtype() if enabled else None
 
 
-def set_autocast(device_type: str, dtype: torch.dtype | None) -> None:
-    """Enable autocast to `dtype` on a type of device, available or not; None disables it."""
-    if hasattr(torch, "set_autocast_dtype"):  # torch 2.4
-        torch.set_autocast_enabled(device_type, dtype is not None)
-        if dtype is not None:
-            torch.set_autocast_dtype(device_type, dtype)
-    else:
-        torch.set_autocast_enabled(dtype is not None)
-        if dtype is not None:
-            torch.set_autocast_gpu_dtype(dtype)
-
-
 @contextlib.contextmanager
 def allowed_globals(types: list[Any]) -> Iterator[None]:
     """Let `torch.load` read objects of these types and no others; before torch 2.4 of none."""
@@ -88,12 +74,16 @@ def eager_stance(eager: bool) -> None:
 
 def set_cudnn_attention(enabled: bool) -> bool:
     """Allow or forbid cuDNN's kernel for attention; return whether it was allowed."""
-    backends = torch.backends.cuda
-    if not hasattr(backends, "enable_cudnn_sdp"):  # before torch 2.3 there is no such kernel
-        return False
-    before = backends.cudnn_sdp_enabled()
-    backends.enable_cudnn_sdp(enabled)
+    before = allows_cudnn_attention()
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
     return before
+
+
+def allows_cudnn_attention() -> bool:
+    """Return whether cuDNN's kernel for attention may be chosen; before torch 2.3 there is none."""
+    known = getattr(torch.backends.cuda, "cudnn_sdp_enabled", None)
+    return known is not None and known()
 
 
 def has_static_value(size: Any) -> bool:

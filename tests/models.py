@@ -81,6 +81,12 @@ class Operators(TorchDispatchMode):
         return result
 
 
+class OnGPU(Tensor):
+    """A tensor on a CPU, for which layers and backbones take the forms of a GPU."""
+
+    is_cuda = True  # pyright: ignore
+
+
 def tensors(output) -> list[Tensor]:
     return [output] if isinstance(output, Tensor) else list(output)
 

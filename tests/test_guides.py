@@ -52,9 +52,13 @@ def in_the_clone(words: list[str], folder: Path, **environment: str) -> Complete
     return run_script(ROOT / "mmseg_ext/__main__.py", *words[1:], folder=folder, **environment)
 
 
-def follow(guide: str, folder: Path, run: Callable = in_the_clone, **environment: str) -> list[str]:
-    """Write the guide's files, run its commands, and return the output of each."""
+def follow(
+    guide: str, folder: Path, run: Callable = in_the_clone, section: str = "", **environment: str
+) -> list[str]:
+    """Write the files of the guide or of a section, run its commands, return each one's output."""
     text = (ROOT / "docs" / guide).read_text()
+    if section:
+        (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## )", text, re.M | re.S)
     for match in FILE.finditer(text):
         path = folder / match["name"]
         assert path.is_relative_to(folder / "my_project")
@@ -276,8 +280,51 @@ def test_voc_under_slurm(clone):
     write_command(clone / "commands", "srun", 'echo "$@"\n')
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "node3", "MASTER_PORT": free_port()}
     slurm["PATH"] = f"{clone / 'commands'}{os.pathsep}{os.environ['PATH']}"
-    checked, *trained, _ = follow("reproduce.md", clone, under_slurm, **slurm)
+    checked, *trained, _ = follow("reproduce.md", clone, under_slurm, "Steps", **slurm)
     assert "train: 5 pairs" in checked
     assert "iter_45001.pth" in trained[1]
     (predicted,) = (clone / "work_dirs/voc_test").glob("*.png")
     assert Image.open(predicted).size == Image.open(tree.image()).size
+
+
+# Without SyncBN, which has no form for a CPU; with crops and views of the size of the images.
+TEN_NARROW = """
+thin = dict(type="BN", requires_grad=True)
+model = dict(
+    data_preprocessor=dict(size=(16, 16)),
+    backbone=dict(depth=18, base_channels=8, stem_channels=8, norm_cfg=thin,
+                  init_cfg=None),
+    decode_head=dict(in_channels=64, ea_channels=16, channels=16, norm_cfg=thin),
+    auxiliary_head=dict(in_channels=32, channels=16, norm_cfg=thin),
+)
+train_dataloader = dict(dataset=dict(indices=10, pipeline=[
+    dict(type="CheckedLoadImage"), dict(type="CheckedLoadAnnotations", reduce_zero_label=True),
+    dict(type="RandomCrop", crop_size=(16, 16)), dict(type="PackSegInputs")]))
+test_pipeline, tta_pipeline = _base_.test_pipeline, _base_.tta_pipeline
+test_pipeline[1]["scale"] = (96, 32)
+tta_pipeline[1]["transforms"][0] = tta_pipeline[1]["transforms"][0][:2]
+val_dataloader = test_dataloader = dict(
+    num_workers=0, persistent_workers=False, dataset=dict(indices=10, pipeline=test_pipeline))
+"""
+
+
+@pytest.mark.long
+def test_a_dry_run_on_ten_images(clone):
+    """Train in one process and in two, test at several scales, and write the report."""
+    tree = make_tree("ade20k", clone / "made")
+    (clone / "data/ade").mkdir(parents=True)
+    tree.root.rename(clone / "data/ade/ADEChallengeData2016")
+
+    def narrow(words: list[str], folder: Path, **environment: str) -> CompletedProcess:
+        config = folder / "my_project/ten.py"
+        if TEN_NARROW not in config.read_text():
+            config.write_text(config.read_text() + TEN_NARROW)
+        return in_the_clone(words, folder, PORT=free_port(), **environment)
+
+    section = "A dry run on ten images"
+    trained, _, tested, reported = follow("reproduce.md", clone, narrow, section)
+    assert "iter_10.pth" in trained
+    for name in ("ten", "ten_on_two"):
+        assert {path.name for path in (clone / "work_dirs" / name).glob("iter_*.pth")}
+    assert "mIoU" in tested
+    assert "report.html" in reported

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -21,10 +22,12 @@ from mmengine.optim import OptimWrapper
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu.stage import Row, Run, attempt
+from benchmarks.training_step import SEGMENTORS, deterministic_step, small_segmentor
 from mmseg_ext import register_all_modules
 from mmseg_ext.doctor import fixtures
-from mmseg_ext.doctor.checks import SEGMENTORS, checks, loss_of, segmentor
+from mmseg_ext.doctor.checks import checks
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
+from mmseg_ext.errors import RunError
 
 PACKAGES = ("mmseg_ext", "mmseg", "mmengine", "mmcv")
 # Processes are forked: they have the imports. Before, this process must not touch CUDA, nor compute
@@ -33,29 +36,25 @@ FORK = multiprocessing.get_context("fork")
 
 
 def parity(run: Run) -> Iterator[Row]:
-    """Run the doctor's checks, and a step of each head and backbone that must be deterministic."""
+    """Run the doctor's parity, and steps of each head and backbone that must be deterministic."""
     device = torch.device(run.device)
     warnings.simplefilter("ignore", UserWarning)
     for name in list(SEGMENTORS)[: 1 if run.quick else None]:
-        yield attempt({"check": f"deterministic=True: {name}"}, deterministic_step, name, device)
-    # The other groups measure times, which mean nothing next to other stages, and resume.
-    found = [check for check in checks(device) if check[0] not in ("speed", "files")]
+        yield attempt({"check": f"deterministic=True: {name}"}, repeated_step, name, device)
+    found = [check for check in checks(device) if check[0] == "parity"]
     found.sort(key=lambda check: check[1].split(",")[0] in fixtures.BACKBONES)  # the slow ones last
     for group, name, function in found[: 10 if run.quick else None : 4 if run.quick else 1]:
         yield attempt({"check": f"{group}: {name}"}, lambda f=function: f()._asdict())
 
 
-def deterministic_step(name: str, device: torch.device) -> Row:
-    """Train a step with an error for every operation that is not deterministic."""
+def repeated_step(name: str, device: torch.device) -> Row:
+    """Train a step twice, with an error for every operation that is not deterministic."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    model, images, samples = segmentor(SEGMENTORS[name], device, "StripEncoderDecoder")
-    torch.use_deterministic_algorithms(True)
-    try:
-        loss = loss_of(model, images, samples, half=False)
-        loss.backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return {"status": "ok", "figure": f"loss {loss.item():.4f}"}
+    loss, gradients = deterministic_step(name, device)
+    _, again = deterministic_step(name, device)
+    equal = all(map(torch.equal, gradients, again))
+    figure = f"loss {loss:.4f}" if equal else "the gradients of the second step differ"
+    return {"status": "ok" if equal else "FAIL", "figure": figure}
 
 
 class KillAt(Hook):
@@ -261,6 +260,51 @@ def largest_difference(one: Path, two: Path) -> Row:
     return {"difference": f"{worst:.1e}", "tensor": where}
 
 
+def graph(run: Run) -> Iterator[Row]:
+    """Validate inside a training with a CUDA graph; stop at a loss of nan.
+
+    Algorithms are deterministic, so one bit that differs from a run without a graph is a fault. On
+    a CPU no step is captured, which tests only this function.
+    """
+    torch.set_num_threads(1)
+    iterations = 4 if run.quick else 20
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        options = shapes_options(folder, run, 0)
+        options |= dict(train_cfg=dict(max_iters=iterations, val_interval=iterations // 2))
+        options |= dict(randomness=dict(deterministic=True), env_cfg=dict(cudnn_benchmark=False))
+        eager = start(fit, options, folder / "eager")
+        ended(run, eager)  # it generates the data
+        graphed = start(fit, {**options, "cuda_graph": True}, folder / "graphed")
+        spoiled = start(fit_to_nan, {**options, **NO_VALIDATION}, folder / "spoiled")
+        files = [folder / f"{work}/iter_{iterations}.pth" for work in ("eager", "graphed")]
+        row: Row = {"check": "a validation inside a training with a graph"}
+        yield after(run, [graphed], row, different_tensors, *files)
+        row = {"check": "a loss of nan with fused steps"}
+        yield after(run, [spoiled], row, lambda: scores_of(folder / "spoiled"))
+
+
+def fit_to_nan(options: dict, work: Path) -> None:
+    """Train until the loss of the third iteration is nan; write how the run ended."""
+    register_all_modules()
+    runner = build_train_runner("ea_r18_shapes", options, str(work))
+    model: Any = runner.model
+    parse = model.parse_losses
+
+    def spoiled(losses: dict) -> tuple:
+        loss, logged = parse(losses)
+        return loss * (math.nan if runner.iter == 2 else 1), logged
+
+    model.parse_losses = spoiled
+    try:
+        runner.train()
+        stop = "none"
+    except RunError as error:
+        stop = str(error)
+    finite = all(bool(p.isfinite().all()) for p in model.parameters())
+    (work / "scores.json").write_text(json.dumps({"stop": stop, "finite weights": finite}))
+
+
 def syncs(run: Run) -> Iterator[Row]:
     """List the lines of each family's training and test iteration that wait for the GPU."""
     device = torch.device(run.device)
@@ -270,7 +314,7 @@ def syncs(run: Run) -> Iterator[Row]:
 
 
 def waiting_lines(name: str, device: torch.device) -> Row:
-    model, images, samples = segmentor(SEGMENTORS[name], device, "StripEncoderDecoder")
+    model, images, samples = small_segmentor(name, device)
     wrapper = OptimWrapper(torch.optim.AdamW(model.parameters()))
 
     def step() -> None:
@@ -286,35 +330,6 @@ def waiting_lines(name: str, device: torch.device) -> Row:
         function()  # the first call fills caches
         found[mode] = "; ".join(f"{line} x{n}" for line, n in lines_of(function, device).items())
     return {mode: lines or "none" for mode, lines in found.items()}
-
-
-def loop_syncs(run: Run) -> Iterator[Row]:
-    """List the lines of a run's iterations that wait for the GPU, with and without a graph."""
-    for graph in (False, True):
-        yield attempt({"cuda_graph": str(graph)}, waiting_lines_of_loop, run, graph)
-
-
-def waiting_lines_of_loop(run: Run, graph: bool) -> Row:
-    """Count the waits of ten iterations of ea_r18_shapes after the tenth; none writes a log."""
-    found: collections.Counter = collections.Counter()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        options = {**shapes_options(Path(name), run, 0 if run.quick else 2), **NO_VALIDATION}
-        options |= dict(train_cfg=dict(max_iters=20), cuda_graph=graph)
-        # Two runs of a process must not share them.
-        options |= dict(experiment_name=f"loop{graph}", visualizer=dict(name=f"loop{graph}"))
-        runner = build_train_runner("ea_r18_shapes", options, name)
-        loop: Any = runner.train_loop
-        iterate = loop.run_iter
-
-        def noted(batch: dict) -> None:
-            if loop.iter < 10:
-                iterate(batch)
-            else:
-                found.update(lines_of(lambda: iterate(batch), torch.device(run.device)))
-
-        loop.run_iter = noted
-        runner.train()
-    return {"lines": "; ".join(f"{line} x{n / 10:g}" for line, n in found.items()) or "none"}
 
 
 def lines_of(function: Callable[[], None], device: torch.device) -> collections.Counter:

@@ -26,8 +26,8 @@ from benchmarks.gpu.isolated import Job, isolated_rows
 from benchmarks.gpu.plan import Loop
 from benchmarks.gpu.speed import number
 from benchmarks.gpu.stage import Row, Run
-from benchmarks.gpu.training import random_batch, training_config
 from benchmarks.gpu.variants import step_times, synchronize
+from benchmarks.training_step import random_batch, training_config
 from mmseg_ext import register_all_modules
 from mmseg_ext.engine.build import build_train_runner
 

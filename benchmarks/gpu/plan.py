@@ -9,8 +9,6 @@ A training step is measured in variants: a batch size, a precision, and options:
 - graph: forward and backward pass are a CUDA graph
 - compile: the network's blocks are compiled
 - untuned: cuDNN does not compare its algorithms
-- strips256: the loss in strips of 256 MiB
-- published: layers compute in their published order
 - channels: lambda layers apply one channel of the keys after another, as on a CPU
 - profile: also measure the time of the kernels; this makes later rows of the process slower
 
@@ -44,18 +42,10 @@ class Variant(NamedTuple):
 OURS = "nhwc merged fused"
 # Variants of a config that follow each other share a process, and so the choice of kernels.
 VARIANTS = (
-    Variant(EANET, 4, OURS, limit=40),
-    Variant(EANET, 4, f"{OURS} graph"),
-    Variant(EANET, 4, "stock", limit=40),
-    Variant(EANET, 16, OURS, limit=30),
-    Variant(EANET, 16, f"{OURS} graph"),
-    Variant(EANET, 16, "nhwc fused stock"),
+    Variant(EANET, 16, OURS, limit=40),
     Variant(EANET, 16, f"{OURS} compile", limit=120),
     Variant(EANET, 16, f"{OURS} compile graph", limit=40),
-    Variant(LAMBDA, 4, f"{OURS} graph", limit=50),
-    Variant(LAMBDA, 4, f"{OURS} channels graph"),
-    Variant(LAMBDA, 4, f"{OURS} channels"),
-    Variant(LAMBDA, 4, f"{OURS} profile"),
+    Variant(EANET, 16, f"{OURS} profile", limit=40),
     Variant(DEEPVIT, 2, OURS, limit=40),
     Variant(DEEPVIT, 2, f"{OURS} graph"),
     Variant(DEEPVIT, 16, OURS, limit=40),
@@ -63,31 +53,21 @@ VARIANTS = (
     Variant(DANET, 4, OURS, limit=40),
     Variant(DANET, 4, f"{OURS} graph"),
     Variant(DANET, 16, OURS, limit=40),
-    Variant(RMT, 2, f"{OURS} untuned", limit=40),
-    Variant(RMT, 2, f"{OURS} untuned graph"),
-    Variant(RMT, 16, f"{OURS} untuned", limit=40),
-    Variant(RMT, 16, f"{OURS} untuned graph"),
-    Variant(RMT, 16, f"{OURS} untuned stock"),
+    Variant(LAMBDA, 16, OURS, limit=50),
+    Variant(LAMBDA, 16, f"{OURS} channels", limit=40),
+    Variant(LAMBDA, 16, f"{OURS} graph"),
+    Variant(LAMBDA, 4, f"{OURS} channels graph", limit=40),
+    Variant(RMT, 16, f"{OURS} untuned graph", limit=40),
     Variant(RMT, 16, f"{OURS} untuned compile", limit=120),
     Variant(RMT, 16, f"{OURS} untuned compile graph", limit=40),
-    Variant(LAMBDA, 16, OURS, limit=40),
-    Variant(LAMBDA, 16, f"{OURS} graph"),
-    Variant(EANET, 4, "merged fused", limit=40),
-    Variant(EANET, 4, f"{OURS} untuned", limit=30),
-    Variant(EANET, 4, f"{OURS} strips256"),
-    Variant(EANET, 4, f"{OURS} published"),
-    Variant(EANET, 16, "nhwc fused compile stock", limit=60),
-    Variant(EANET, 16, OURS, "TF32", limit=50),
-    Variant(EANET, 16, f"{OURS} profile", limit=40),
-    Variant(DANET, 4, "stock", limit=40),
-    Variant(LAMBDA, 4, "stock", limit=40),
-    Variant(DEEPVIT, 2, "stock", limit=40),
-    Variant(DEEPVIT, 2, f"{OURS} published"),
+    Variant(DANET, 16, "nhwc fused stock", limit=40),
+    Variant(LAMBDA, 16, "nhwc fused stock", limit=40),
+    Variant(DEEPVIT, 16, "nhwc fused stock", limit=40),
 )
 QUICK_VARIANTS = (
     Variant(SMALL, 2, precision="float32"),
     Variant(SMALL, 2, "stock", "float32"),
-    Variant(SMALL, 2, "merged fused published strips256", "float32"),
+    Variant(SMALL, 2, "merged fused", "float32"),
     Variant(SMALL, 2, "nhwc"),
     Variant(SMALL, 2, "graph"),
 )
@@ -111,9 +91,7 @@ class Loop(NamedTuple):
 # Loops of the same runner and keys share a process.
 LOOPS = (
     Loop(EANET, 16, 14, limit=60),
-    Loop(EANET, 16, 14, stock=True, limit=60),
     Loop(EANET, 16, 14, keys={"cuda_graph": True}, limit=60),
-    Loop(EANET, 16, 4),
     Loop(EANET, 16, 14, keys={"compile_blocks": True}, limit=120),
 )
 QUICK_LOOPS = (

@@ -33,11 +33,10 @@ from mmseg_ext.commands.env import describe
 STAGES = {
     "parity": ("checks", 3.0),
     "strips": ("speed", 0.9),
-    "layers": ("speed", 0.9),
-    "steps": ("speed", 3.0),
     "training": ("checks", 3.0),
     "inference": ("speed", 0.9),
     "several": ("checks", 3.0),
+    "graph": ("checks", 3.0),
     "syncs": ("checks", 3.0),
     "variants": ("variants", 6.0),
     "loop": ("loop", 4.0),

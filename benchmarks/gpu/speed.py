@@ -1,6 +1,5 @@
 """The stages that measure time and memory, one after the other."""
 
-import copy
 import tempfile
 import time
 from collections.abc import Iterator
@@ -9,17 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from mmseg.models import EncoderDecoder
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks import class_maps, external_attention, lambda_layer
-from benchmarks.docs_tables import results as stored_results
-from benchmarks.gpu.stage import Row, Run, attempt, measure, time_limit
-from benchmarks.gpu.training import build_wrapper, random_batch, set_precision, training_config
-from benchmarks.reference import Plain
-from benchmarks.reference.manhattan_attention import plain_manhattan_attention
-from benchmarks.tables import MEBI, STEPS, Result, in_published_order
-from mmseg_ext import Predictor, get_model, register_all_modules
-from mmseg_ext.cost.step_memory import build_training_model
+from benchmarks import class_maps
+from benchmarks.gpu.stage import Row, Run, attempt, measure
+from benchmarks.tables import MEBI, Result
+from mmseg_ext import Predictor, get_model
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
     WholeImageSegmentor,
@@ -28,7 +22,6 @@ from mmseg_ext.inference.export import (
     relative_difference,
 )
 from mmseg_ext.inference.models import DEFAULT
-from mmseg_ext.layers import ManhattanAttention, ReAttention
 from mmseg_ext.segmentors import StripEncoderDecoder, score_maps, strip_losses
 
 
@@ -69,126 +62,6 @@ def compare_strips(run: Run, case: class_maps.Case, mib: int) -> Row:
         else:
             different = (theirs[0] != mine[0]).sum().item()
             row["differs"] = f"{different:,} of {mine[0].numel():,} labels"
-    return row
-
-
-class PlainManhattan(Plain):
-    """Manhattan attention by its equations."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return plain_manhattan_attention(self.layer, x)
-
-
-def layer_cases(run: Run) -> Iterator[tuple[str, dict[str, nn.Module], Tensor]]:
-    """Yield the ways to compute each layer, at sizes of 512x512 crops, with an input."""
-    batch, scale = (1, 8) if run.quick else (4, 1)
-    channels, side = 512 // scale, 64 // scale
-    names = ("EA, composed", "EA, published order", "self-attention")
-    names += ("self-attention, stored weights", "dual attention (DA)")
-    ways = {name: external_attention.BLOCKS[name].build(channels) for name in names}
-    yield "external attention", ways, torch.randn(batch, channels, side, side)
-    for form, width, heads, side in (("full", 256, 8, 32), ("decomposed", 64, 4, 128)):
-        layer = ManhattanAttention(width, heads, decomposed=form == "decomposed")
-        x = torch.randn(batch, side // scale, side // scale, width)
-        yield f"Manhattan, {form}", {"ours": layer, "plain": PlainManhattan(layer)}, x
-    layer, tokens = ReAttention(384, 12), 1025 // scale
-    ways = {"blocks": layer, "plain": in_published_order(copy.deepcopy(layer))}
-    yield "re-attention", ways, torch.randn(batch, tokens, 384)
-    if not run.quick:
-        for case in (*lambda_layer.local(), *lambda_layer.global_context()):
-            x = torch.cat([case.x] * batch)
-            yield f"lambda, {case.name}", dict(case.modules), x
-
-
-def layers(run: Run) -> Iterator[Row]:
-    """Measure time and memory of each layer in its forms."""
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
-    for name, ways, x in layer_cases(run):
-        x = x.to(run.device)
-        modules = {way: module.to(run.device) for way, module in ways.items()}
-        for precision in ("float32", "bfloat16"):
-            for mode in STEPS:
-                if run.left() < 4:
-                    return
-                reason = run.why_not(precision)
-                if reason:
-                    yield {"layer": name, "mode": f"{mode}, {precision}", "skipped": reason}
-                    continue
-                yield from measure_layer(run, name, modules, x, mode, precision)
-
-
-def measure_layer(run, name, modules, x, mode, precision) -> Iterator[Row]:
-    half = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16")
-    steps = {way: half(STEPS[mode](module, x)) for way, module in modules.items()}
-    first = None
-    for way, cost in measure(run, steps).items():
-        title = {"layer": name, "mode": f"{mode}, {precision}", "way": way}
-        if not isinstance(cost, Result):
-            yield {**title, "failed": cost}
-            continue
-        first = first or cost.ms
-        row: Row = {"ms": number(cost.ms), "over the first": number(cost.ms / first)}
-        yield {**title, **row, "MiB": number(cost.mib)}
-
-
-CONFIGS = ("ea_r101_ade20k_160k", "fpn_rmt_small_ade20k_80k", "danet_r101_ade20k_160k")
-CONFIGS += ("upernet_deepvit_s_ade20k_160k", "upernet_lambda_r101_ade20k_160k")
-PLAIN = ("TF32", "bfloat16")
-STOCK = ("TF32, EncoderDecoder", "bfloat16, EncoderDecoder")
-
-
-def variants(quick: bool) -> list[tuple[str, str]]:
-    """Return configs with variants, the most important ones first."""
-    if quick:
-        return [("ea_r18_shapes", variant) for variant in PLAIN]
-    groups = [(CONFIGS, PLAIN[:1]), (CONFIGS[:1], PLAIN + STOCK), (CONFIGS, PLAIN)]
-    groups += [(CONFIGS, ("float32",)), (CONFIGS, STOCK)]
-    return [*dict.fromkeys((name, v) for names, found in groups for v in found for name in names)]
-
-
-def steps(run: Run) -> Iterator[Row]:
-    """Measure training steps of five configs: images per second and peak memory."""
-    register_all_modules()
-    torch.backends.cudnn.benchmark = True
-    for name, variant in variants(run.quick):
-        title: Row = {"config": name, "variant": variant}
-        left, reason = run.left(), run.why_not(variant.partition(",")[0])
-        if not run.quick and left < 10:
-            reason = f"{left:.0f} s are left"
-        if reason:
-            yield {**title, "skipped": reason}
-            continue
-        with time_limit(min(left - 5, 30)):
-            row = attempt(title, training_row, run, name, variant)
-        yield row
-
-
-def training_row(run: Run, name: str, variant: str) -> Row:
-    """Measure the training step of a config on random images."""
-    precision = variant.partition(",")[0]
-    set_precision(precision)
-    config = training_config(name, "EncoderDecoder" in variant, run.quick)
-    model = build_training_model(config, torch.device(run.device))
-    model.to(run.device)
-    wrapper = build_wrapper(model, config, precision == "bfloat16")
-    batch = random_batch(config)
-    images, step = len(batch["inputs"]), model.train_step
-    begin = time.perf_counter()
-    step(batch, wrapper)
-    first = time.perf_counter() - begin
-    cost = measure(run, {"step": lambda: step(batch, wrapper)})["step"]
-    if not isinstance(cost, Result):
-        return {"failed": cost}
-    row: Row = {"images": images, "ms": number(cost.ms)}
-    row["images per s"] = number(1e3 * images / cost.ms)
-    # The last call of a measurement starts with the allocator's peak reset.
-    row["peak GiB"] = f"{torch.cuda.max_memory_allocated() / 2**30:.2f}" if run.on_gpu else ""
-    # Computed for strips.
-    stored = {} if "," in variant else stored_results("memory").get(name, {})
-    computed = stored.get("amp" if variant.startswith("bfloat16") else "float32")
-    row["model_cost, GiB"] = f"{computed['total'] / 2**30:.2f}" if computed else ""
-    row["first step, s"] = f"{first:.0f}"
     return row
 
 

@@ -39,20 +39,6 @@ def _strips(rows: list[Row]) -> str:
     )
 
 
-def _layers(rows: list[Row]) -> str:
-    left_out = "2-D convolution", "stored weights", "128 x 64 x 64"
-    timed = [row for row in rows if "ms" in row and not any(w in str(row) for w in left_out)]
-    return pivot(timed, ["layer", "way"], "mode", lambda row: f"{row['ms']} ({row['MiB']})")
-
-
-def _steps(rows: list[Row]) -> str:
-    def cell(row: Row) -> str:
-        memory = [str(row[key]) for key in ("peak GiB", "model_cost, GiB") if row[key]]
-        return f"{row['images per s']} ({', '.join(memory)})"
-
-    return pivot(rows, ["config"], "variant", cell)
-
-
 def _kind(row: Row) -> str:
     """Return the column of a variant in the short table, empty if it is in none."""
     options = {*str(row["options"]).split()}
@@ -107,17 +93,6 @@ def _measured_kinds(fastest: Iterable[dict]) -> list[str]:
     return [kind for kind in _KINDS if kind in found]
 
 
-def _loop(rows: list[Row]) -> str:
-    """Return images per second of the training (of its step, of its loader)."""
-
-    def cell(row: Row) -> str:
-        alone = [row.get(f"{part} alone, images per s", "") for part in ("step", "loader")]
-        return f"{row[RATE]} ({alone[0]}, {alone[1]})"
-
-    named = [{**row, "workers": f"{row['workers']} workers"} for row in rows]
-    return pivot(named, ["config", "runner", "keys"], "workers", cell)
-
-
 def hours(results: dict) -> str:
     """Return the hours of each measured schedule without validation, at its fastest batch size."""
     rates: dict[str, dict[str, float]] = {}
@@ -135,26 +110,4 @@ def hours(results: dict) -> str:
     return markdown(["config", "million images", *kinds], lines)
 
 
-def _parity(rows: list[Row]) -> str:
-    """Count the published outputs that agree, by precision, with the largest error."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        kind, _, name = str(row["check"]).partition(": ")
-        if kind == "parity":
-            found.setdefault(name.rpartition(", ")[2], []).append(row)
-    cells = ["published outputs that agree, largest error"]
-    for checks in found.values():
-        largest = max((str(row["figure"]).split()[1].rstrip(",") for row in checks), key=float)
-        good = sum(row["status"] == "ok" for row in checks)
-        cells.append(f"{good} of {len(checks)}, {largest}")
-    return markdown(["", *found], [cells])
-
-
-_SHORT = {
-    "strips": _strips,
-    "layers": _layers,
-    "steps": _steps,
-    "parity": _parity,
-    "variants": _variants,
-    "loop": _loop,
-}
+_SHORT = {"strips": _strips, "variants": _variants}

@@ -27,21 +27,20 @@ from benchmarks.gpu.isolated import Job, isolated_rows
 from benchmarks.gpu.plan import Variant
 from benchmarks.gpu.speed import number
 from benchmarks.gpu.stage import Row, Run, attempt
-from benchmarks.gpu.training import build_wrapper, random_batch, set_precision, training_config
 from benchmarks.operators import OperatorCounter
-from benchmarks.tables import MEBI, in_published_order
+from benchmarks.training_step import (
+    build_training_model,
+    build_wrapper,
+    random_batch,
+    set_precision,
+    training_config,
+)
 from mmseg_ext import register_all_modules
-from mmseg_ext.cost.step_memory import build_training_model
+from mmseg_ext.durable.cuda_graph import GraphedStep
+from mmseg_ext.durable.levers import compile_blocks, preprocess_without_waiting, to_channels_last
 from mmseg_ext.durable.optimizer_groups import merge_groups
 from mmseg_ext.durable.without_waiting import PinnableSamples
-from mmseg_ext.engine.acceleration import (
-    GraphedStep,
-    compile_blocks,
-    preprocess_without_waiting,
-    to_channels_last,
-)
 from mmseg_ext.layers import lambda_layer
-from mmseg_ext.segmentors import strip_losses
 
 # FLOP per second of an H100 SXM without sparsity, as NVIDIA states them.
 PEAK = {"bfloat16": 989e12, "TF32": 494e12, "float32": 67e12}
@@ -120,8 +119,6 @@ def build_step(run: Run, variant: Variant, options: set[str]) -> tuple[Step, Bas
             batch["data_samples"] = PinnableSamples(batch["data_samples"]).pin_memory()
             preprocess_without_waiting(model.data_preprocessor)
         torch.cuda.reset_peak_memory_stats()
-    if "published" in options:
-        in_published_order(model)
     if "nhwc" in options:
         to_channels_last(model)
     if "compile" in options:
@@ -156,7 +153,6 @@ def set_backends(precision: str, options: set[str]) -> None:
     lambda_layer.apply_by_positions = (
         lambda_layer.apply_by_channels if by_channels else APPLY_BY_POSITIONS
     )
-    strip_losses.LOSS_STRIP_BYTES_GPU = (256 if "strips256" in options else 1024) * MEBI
 
 
 def first_steps(run: Run, step: Step, model: BaseModel) -> Row:

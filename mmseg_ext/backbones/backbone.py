@@ -196,36 +196,6 @@ class Backbone(BaseModule):
             info.append(entry)
         return info
 
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """Return the depth of a parameter, and the number of depths, for layer-wise learning rates.
-
-        As in mmpretrain, the stem has depth 0, each block the next one, and the last depth is what
-        comes after: norms of the feature maps, the classifier, and names that do not start with
-        `prefix`. What a stage owns outside its blocks has the depth of its first block.
-        """
-        stem, *stages = self.parts
-        depths = dict.fromkeys(stem, 0)
-        blocks = 0
-        for *before, stage in stages:
-            depths |= dict.fromkeys(before, blocks + 1)
-            for block in self._blocks_of(stage):
-                blocks += 1
-                depths[block] = blocks
-        last = blocks + 1
-        if param_name.startswith(prefix):
-            own_name = param_name.removeprefix(prefix)
-            for name, depth in depths.items():
-                if f"{own_name}.".startswith(f"{name}."):
-                    return depth, last + 1
-        return last, last + 1
-
-    def _blocks_of(self, stage: str) -> list[str]:
-        """Return the names of the blocks of a stage; a block can be a stage itself."""
-        module = self.get_submodule(stage)
-        if isinstance(module, nn.Sequential | nn.ModuleList):
-            return [f"{stage}.{i}" for i in range(len(module))]
-        return [stage]
-
     def _freeze_stages(self) -> None:
         """Turn off gradients of the frozen parts, and set them to eval mode."""
         for names in self.parts[: self.frozen_stages + 1]:

@@ -1,4 +1,4 @@
-"""Check what works on this machine and how fast; status 1 if a check fails."""
+"""Check what works on this machine; status 1 if a check fails."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
     device = usable_device(args.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # torch's Timer waits for the current device
+        torch.cuda.set_device(device)  # on which the resumed run trains
     environment = dict(describe())
     for name, value in environment.items():
         print(f"{name}: {value}")

@@ -66,4 +66,9 @@ def describe() -> list[tuple[str, str]]:
         compiled = environment.has_compiled_operators()
         rows.append(("mmcv.ops", "compiled" if compiled else _NO_OPERATORS))
         rows.append(("registered", ", ".join(registered_names())))
+        from mmseg_ext.durable.levers import LEVERS
+
+        for lever in LEVERS:
+            if lever.about:
+                rows.append((f"lever {lever.key}", lever.about))
     return rows

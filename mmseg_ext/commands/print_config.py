@@ -22,15 +22,13 @@ def parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     """Print the resolved config and the record of `run.json`, without building a model.
 
-    With `--world-size` the record has `plans`: ways to train on so many GPUs, with the memory of
-    each GPU, computed on tensors without data. Otherwise `WORLD_SIZE` is the number of processes.
+    With `--world-size` the record has `plans`: ways to train on so many GPUs. Otherwise
+    `WORLD_SIZE` is the number of processes.
     """
-    from mmengine.logging import MMLogger
-
-    from mmseg_ext.cost.step_memory import GIBI, plans
     from mmseg_ext.engine.amp import enable_amp
     from mmseg_ext.engine.build import enable_learning_rate_scaling
     from mmseg_ext.engine.config import load_config
+    from mmseg_ext.engine.plans import plans
     from mmseg_ext.engine.rescaling import rescale
     from mmseg_ext.engine.run_record import describe_run
 
@@ -43,13 +41,7 @@ def main(args: argparse.Namespace) -> None:
     seed = cfg.get("randomness", {}).get("seed")
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)
-    can_plan = "auto_scale_lr" in cfg and "crop_size" in cfg
-    if args.world_size and can_plan:
-        MMLogger.get_current_instance().setLevel("WARNING")  # a line for each parameter
-        names = ("memory_gib", "checkpoint_gib")
-        record["plans"] = []
-        for plan in plans(cfg, args.world_size):
-            sizes = [round(size / GIBI, 1) for size in plan.memory(cfg)]
-            record["plans"].append(asdict(plan) | dict(zip(names, sizes, strict=True)))
+    if args.world_size and "auto_scale_lr" in cfg:
+        record["plans"] = [asdict(plan) for plan in plans(cfg, args.world_size)]
     print(cfg.pretty_text)
     print(json.dumps(record, indent=2, default=str))

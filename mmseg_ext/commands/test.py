@@ -1,7 +1,6 @@
 """Test a segmentor: mmsegmentation's flags."""
 
 import argparse
-from typing import Any
 
 from mmseg_ext.commands import clean_end, command, command_parser, launcher_flags
 
@@ -21,37 +20,20 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def runner_of(args: argparse.Namespace):
-    """Build the Runner for parsed flags."""
-    from mmseg_ext.engine.build import build_test_runner
-
-    return build_test_runner(
-        args.config,
-        args.checkpoint,
-        args.cfg_options,
-        args.work_dir,
-        args.launcher,
-        args.tta,
-        args.out,
-        args.show_dir,
-        args.wait_time if args.show else None,
-    )
+def arguments(args: argparse.Namespace) -> dict:
+    """Return the arguments of `mmseg_ext.test` for parsed flags."""
+    given = vars(args).copy()
+    given["options"] = given.pop("cfg_options")
+    shows, seconds = given.pop("show"), given.pop("wait_time")
+    given["show_seconds"] = seconds if shows else None
+    given.pop("local_rank")  # torchrun's, which the environment has, too
+    return given
 
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    """Test with weights that fill the complete model, except for auxiliary heads."""
-    from mmseg_ext.checkpoint.safe_loading import safe_loading
-    from mmseg_ext.cost.model_cost import write_cost
-    from mmseg_ext.engine.amp import bfloat16_autocast
-    from mmseg_ext.engine.build_errors import explained
-    from mmseg_ext.terminal import logged_warnings
+    """Test; mmengine logs the scores."""
+    from mmseg_ext.runs import test
 
-    with clean_end(), logged_warnings(), safe_loading(entire_model=True):
-        runner = runner_of(args)
-        autocast = bfloat16_autocast(next(runner.model.parameters()).device, args.amp)
-        loop: Any = runner.test_loop
-        loop.fp16 |= args.amp  # else the loop disables autocast
-        with explained(runner.cfg), autocast:
-            runner.test()
-        write_cost(runner)
+    with clean_end():
+        test(**arguments(args))

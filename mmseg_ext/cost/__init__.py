@@ -1,1 +1,1 @@
-"""Parameters, multiply-adds and memory of blocks and configs."""
+"""Parameters and multiply-adds of blocks and configs."""

@@ -13,7 +13,7 @@ import numpy as np
 from mmseg.datasets.transforms import LoadAnnotations
 from mmseg.registry import TRANSFORMS
 
-from mmseg_ext.errors import LabelError, join_names
+from mmseg_ext.errors import LabelError, join_names, labels_outside
 from mmseg_ext.images.files import decode, read, read_bytes
 from mmseg_ext.images.values import is_tiff
 
@@ -130,9 +130,7 @@ class CheckedLoadAnnotations(LoadAnnotations):
             counts = describe_counts(values, pixels)
             legal_values = np.flatnonzero(table >= 0).tolist()
             expected = set(legal_values) - {ignored} or {ignored}
-            raise LabelError(
-                f"{path}: values outside the {num_classes} classes: {counts}; expected "
-                f"{min(expected)} to {max(expected)}, or {ignored} for ignored pixels"
-            )
+            numbers = f"{min(expected)} to {max(expected)}"
+            raise LabelError(f"{path}: {labels_outside(num_classes, counts, numbers, ignored)}")
         results["gt_seg_map"] = _look_up(table.astype(np.uint8), label)
         results["seg_fields"].append("gt_seg_map")

@@ -6,7 +6,6 @@ are removed, after `DurableRunner.save_checkpoint` has written the new one.
 """
 
 import os
-import re
 import signal
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
 
 from mmseg_ext.atomic_write import remove_parts, write_text
+from mmseg_ext.durable.retention import replaced_checkpoints, series_of
 from mmseg_ext.durable.work_dir import (
     LAST,
     RUN,
@@ -28,7 +28,6 @@ from mmseg_ext.durable.work_dir import (
     find_checkpoints,
     on_rank_zero,
     origin_of,
-    series_pattern,
 )
 from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint
@@ -117,41 +116,47 @@ class DurableCheckpointHook(CheckpointHook):
         A single score has no name there, and would be compared with another metric.
         """
         keys = getattr(self, "key_indicators", ["auto"])
-        saved = self._take_best(hub) if keys != ["auto"] else {}
+        if keys == ["auto"]:
+            return
+        saved: dict[str, tuple[str, float]] = {}  # by suffix, the best checkpoint and its score
+        for name, path in list(hub.runtime_info.items()):
+            if name.startswith("best_ckpt") and path:
+                suffix = name.removeprefix("best_ckpt")
+                hub.pop_info(name)
+                saved[suffix] = path, hub.pop_info(f"best_score{suffix}")
         for key in keys:
             suffix = f"_{key}" if len(keys) > 1 else ""
             prefix = f"best_{key}_".replace("/", "_")  # best_mIoU_iter_500.pth
             # First the entry that belongs to this score if `save_best` did not change.
             for name in (suffix, *saved):
-                if name not in saved:
-                    continue
-                path, score = saved[name]
-                if Path(path).name.startswith(prefix):
+                if name in saved and Path(saved[name][0]).name.startswith(prefix):
+                    path, score = saved[name]
                     hub.update_info(f"best_ckpt{suffix}", path)
                     hub.update_info(f"best_score{suffix}", score)
                     break
-
-    def _take_best(self, hub) -> dict[str, tuple[str, float]]:
-        """Remove the best checkpoints and scores from the hub; return them by their suffix."""
-        taken = {}
-        for name, path in list(hub.runtime_info.items()):
-            if name.startswith("best_ckpt") and path:
-                suffix = name.removeprefix("best_ckpt")
-                hub.pop_info(name)
-                taken[suffix] = path, hub.pop_info(f"best_score{suffix}")
-        return taken
 
     def _own_folder(self, runner, run: str) -> None:
         """Remove files that a kill left behind, and warn of another run's checkpoints."""
         folder = Path(self.out_dir)
         folder.mkdir(parents=True, exist_ok=True)
         work = Path(runner.work_dir)  # another one than `folder` with `out_dir`
-        self._remove_parts(folder, work)
+        remove_parts(folder)
+        remove_parts(work)
+        for log in work.glob("[0-9]*_[0-9]*"):  # 20260131_235959
+            if log.is_dir():
+                for place in (log, *log.iterdir()):
+                    remove_parts(place)
         if self.last_ckpt and Path(self.last_ckpt).is_file():
             write_text(self.last_ckpt, work / LAST)  # a stop can have come before this
         step = self._step(runner)
-        if self.max_keep_ckpts > 0:  # the resumed numbers can be another hook's
-            self.keep_ckpt_ids = deque(self._own_steps(folder, run, step), self.max_keep_ckpts)
+        if self.max_keep_ckpts > 0:
+            # The resumed numbers can be another hook's: keep the run's own regular checkpoints.
+            steps = []
+            for path in folder.glob("*"):
+                series, saved_step = series_of(path.name, self.filename_tmpl) or (None, 0)
+                if series == "" and saved_step <= step and origin_of(path).run == run:
+                    steps.append(saved_step)
+            self.keep_ckpt_ids = deque(sorted(steps), self.max_keep_ckpts)
         self._remove_older(runner, step)
         for place in dict.fromkeys((folder, work)):  # `work` last: see `missing_checkpoint`
             write_text(run, place / RUN)
@@ -163,29 +168,6 @@ class DurableCheckpointHook(CheckpointHook):
                 "run overwrites files with the same names; to continue the earlier run, use "
                 "--resume --cfg-options load_from=FILE"
             )
-
-    def _remove_parts(self, folder: Path, work: Path) -> None:
-        """Remove unfinished files from the folders of checkpoints, of the run and of its logs."""
-        places = [folder, work]
-        for log in work.glob("[0-9]*_[0-9]*"):  # 20260131_235959
-            if log.is_dir():
-                places.append(log)
-                places.extend(log.iterdir())
-        for place in places:
-            remove_parts(place)
-
-    def _own_steps(self, folder: Path, run: str, last: int) -> list[int]:
-        """Return the steps, up to `last`, of the run's regular checkpoints in `folder`, sorted."""
-        steps = []
-        for path in folder.glob("*"):
-            found = self._series(path)
-            if found is None:
-                continue
-            series, step = found
-            is_regular = series == "" and step <= last
-            if is_regular and origin_of(path).run == run:
-                steps.append(step)
-        return sorted(steps)
 
     def _step(self, runner) -> int:
         """Return the number in the name of a checkpoint that is saved now."""
@@ -235,46 +217,23 @@ class DurableCheckpointHook(CheckpointHook):
     def _name(self, step: int) -> str:
         return self.filename_tmpl.format(step)
 
-    def _series(self, path: Path) -> tuple[str, int] | None:
-        """Return what is before the template in a name, such as 'best_mIoU_', and the step."""
-        pattern = f"(.*?){series_pattern(self.filename_tmpl).pattern}"  # 'best_mIoU_iter_500.pth'
-        found = re.fullmatch(pattern, path.name)
-        return (found[1], int(found[2])) if found else None
-
     def _best(self, runner) -> list[Path]:
         info = runner.message_hub.runtime_info
         return [Path(path) for key, path in info.items() if key.startswith("best_ckpt") and path]
 
     def _remove_older(self, runner, step: int) -> None:
-        """Remove this run's files from before `step` that are neither kept nor the best.
-
-        A checkpoint that another one replaces is removed only if the other one exists.
-        """
+        """Remove what the checkpoint of `step` replaces, if both are of this run."""
         if self._run is None or not dist.is_main_process():
             return
         folder = Path(self.out_dir)
-        needed = self._best(runner)
-        for kept in getattr(self, "keep_ckpt_ids", ()):  # only with `max_keep_ckpts`
-            needed.append(folder / self._name(kept))
-        names = {path.name for path in needed}  # a path can be spelled in several ways
-        newest = {}  # the needed checkpoint of each series
-        for path in needed:
-            found = self._series(path)
-            if found is not None:
-                newest[found[0]] = path
-        for path in sorted(folder.glob("*")):
-            found = self._series(path)
-            if found is None or path.name in names:
-                continue
-            series, saved_step = found
-            newer = newest.get(series)
-            if newer is None or saved_step >= step:
-                continue
-            if not newer.is_file():
-                continue
-            if origin_of(newer).run == origin_of(path).run == self._run:
-                runner.logger.info(f"removing {path}: {newer.name} replaces it")
-                path.unlink(missing_ok=True)
+        names = [path.name for path in folder.glob("*") if path.is_file()]
+        kept = getattr(self, "keep_ckpt_ids", ())  # only with `max_keep_ckpts`
+        best = [path.name for path in self._best(runner)]  # a path can be spelled in several ways
+        replaced = replaced_checkpoints(names, self.filename_tmpl, step, list(kept), best)
+        for old, new in replaced.items():
+            if origin_of(folder / new).run == origin_of(folder / old).run == self._run:
+                runner.logger.info(f"removing {folder / old}: {new} replaces it")
+                (folder / old).unlink(missing_ok=True)
 
 
 @HOOKS.register_module()

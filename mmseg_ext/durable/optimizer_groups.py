@@ -36,6 +36,12 @@ def merge_groups(optimizer: Optimizer) -> None:
         changed.step = types.MethodType(_step_with_merged_groups, optimizer)
 
 
+def is_merged(optimizer: Optimizer) -> bool:
+    """Return whether steps of the optimizer merge its groups."""
+    step = vars(optimizer).get("step")
+    return getattr(step, "__func__", None) is _step_with_merged_groups
+
+
 def _step_with_merged_groups(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     groups = optimizer.param_groups
     optimizer.param_groups = _merged(groups, optimizer)

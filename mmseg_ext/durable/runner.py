@@ -12,11 +12,8 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - In several processes, validation uses the running statistics of rank 0, which are saved.
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
-- Logged losses stay on a GPU until something reads them.
 - The work directory is locked during training.
-- `compile` compiles a model's `loss`, instead of `train_step` with the optimizer.
-- An optimizer's step computes parameter groups with equal settings together. On a GPU, new runs
-  take torch's fused steps if the config sets neither `fused` nor `foreach`.
+- `levers` makes it fast: what a run uses is in the first lines of its log.
 """
 
 import contextlib
@@ -27,8 +24,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import torch
-from mmengine.hooks import EMAHook, Hook, RuntimeInfoHook
+from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import RUNNERS
@@ -40,7 +36,7 @@ from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps, single_wrappers
+from mmseg_ext.durable.levers import LeverHook, apply_levers
 from mmseg_ext.durable.replaced_settings import changed_settings, stored_settings
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.runner_hooks import (
@@ -49,7 +45,6 @@ from mmseg_ext.durable.runner_hooks import (
     ShortHistoryHook,
 )
 from mmseg_ext.durable.sample_position import batch_size, continue_samples, samples_meta
-from mmseg_ext.durable.without_waiting import WaitingInfoHook, pin_samples
 from mmseg_ext.durable.work_dir import (
     LAST,
     checkpoint_folder,
@@ -86,6 +81,7 @@ class DurableRunner(Runner):
         self.register_hook(RepeatValidationHook())
         self.register_hook(PlainCheckpointHook())
         self.register_hook(ShortHistoryHook())
+        self.register_hook(LeverHook())
 
     def build_logger(self, *args, **kwargs) -> MMLogger:
         logger = super().build_logger(*args, **kwargs)
@@ -105,9 +101,7 @@ class DurableRunner(Runner):
         for name, hook in (hooks or {}).items():
             given[name] = Hook() if hook is None else hook  # `Hook` does nothing
         super().register_default_hooks(given)
-        for i, hook in enumerate(self.hooks):
-            if type(hook) is RuntimeInfoHook:
-                self.hooks[i] = WaitingInfoHook()
+        apply_levers("hooks", self)
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:
@@ -118,12 +112,13 @@ class DurableRunner(Runner):
         sampler = randomness.positioned_sampler(loader)
         if isinstance(sampler, randomness.PositionedSampler):
             sampler.batch_samples = len(loader) * batch_size(loader)
-        return pin_samples(randomness.isolate_loader(loader))
+        randomness.isolate_loader(loader)
+        apply_levers("loader", loader)
+        return loader
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
-        for one in single_wrappers(wrapper):
-            merge_groups(one.optimizer)
+        apply_levers("optimizer", wrapper)
         return wrapper
 
     def dump_config(self) -> None:
@@ -140,8 +135,11 @@ class DurableRunner(Runner):
             stack.callback(shut_down_workers, self)
             stack.enter_context(self._safe_loading())  # of `init_cfg`, and of hooks
             self._find_checkpoint()
-            if resumes(self):
-                self._forget_first_weights()
+            if resumes(self):  # the checkpoint has all weights, and the first ones may be gone
+                module: Any
+                for module in self.model.modules():
+                    if "Pretrained" in str(getattr(module, "init_cfg", None)):
+                        module.init_cfg = None
             return super().train()
 
     def _lock(self, stack: contextlib.ExitStack) -> None:
@@ -153,29 +151,9 @@ class DurableRunner(Runner):
             Path(folder).mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_work_dir(str(folder)))
 
-    def _forget_first_weights(self) -> None:
-        """Load no `Pretrained` weights: the checkpoint has all, and the first ones may be gone."""
-        module: Any
-        for module in self.model.modules():
-            if "Pretrained" in str(getattr(module, "init_cfg", None)):
-                module.init_cfg = None
-
     def _maybe_compile(self, target: str) -> None:
-        """Compile a model's `loss`; `train_step` would compile again in eight iterations."""
-        model: Any = unwrap_model(self.model)
-        settings = self.cfg.get("compile")
-        compiles = settings or self.cfg.get("compile_blocks")
-        if compiles and self.deterministic:
-            self.logger.warning(
-                "compile: torch may compile other kernels after a restart, so a resumed run can "
-                "differ in spite of randomness.deterministic=True"
-            )
-        if settings is True:
-            settings = {}
-        if isinstance(settings, dict) and hasattr(model, "loss"):
-            model.loss = torch.compile(model.loss, **settings)
-            self.logger.info("compile: the first iterations are slow")
-        else:
+        """Do nothing for a model whose `loss` the lever `compile` has compiled."""
+        if not hasattr(unwrap_model(self.model), "loss"):
             super()._maybe_compile(target)
 
     def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
@@ -192,9 +170,8 @@ class DurableRunner(Runner):
     def load_or_resume(self) -> None:
         self._find_checkpoint()
         super().load_or_resume()
-        if not resumes(self) and isinstance(self.optim_wrapper, OptimWrapper):  # a new training
-            for one in single_wrappers(self.optim_wrapper):
-                select_fused_steps(one.optimizer, self.model)
+        if isinstance(self.optim_wrapper, OptimWrapper):  # a training, not settings in a test
+            apply_levers("loaded", self)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         if self.optim_wrapper:  # settings in `val` and `test`

@@ -15,7 +15,6 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from mmengine.config import Config
 from mmengine.hooks import LoggerHook
 from mmengine.logging import MMLogger
@@ -25,9 +24,9 @@ from mmengine.runner import Runner
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.levers import LeverHook, apply_levers
 from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
-from mmseg_ext.engine.acceleration import AccelerationHook
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.config import as_list, input_channels, load_config, type_name
@@ -40,7 +39,6 @@ from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
 from mmseg_ext.terminal import quiet_terminal
-from mmseg_ext.torch_versions import set_cudnn_attention
 
 LOGGED = 40  # losses of a short run
 
@@ -120,7 +118,11 @@ def build_test_runner(
     if show_dir or show_seconds is not None:
         _draw_predictions(cfg, show_dir, show_seconds)
     if tta:
-        _enable_tta(cfg)
+        if "tta_pipeline" not in cfg:
+            raise LaunchError("--tta: the config has no tta_pipeline; add it")
+        cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+        tta_model = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
+        cfg.model = {**tta_model, "module": cfg.model}
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
@@ -155,7 +157,7 @@ def build_segmentor(cfg: Config) -> Any:
 
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
-    set_gpu_defaults(cfg)
+    apply_levers("config", cfg)
     process_state = OwnProcessStateHook(cfg)
     with explained(cfg):
         if "runner_type" in cfg:
@@ -170,7 +172,8 @@ def _build(cfg: Config, *loops: str) -> Runner:
         from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
 
         predict_mixed_sizes(model)
-    runner.register_hook(AccelerationHook())
+    if not any(isinstance(hook, LeverHook) for hook in runner.hooks):  # of another class
+        runner.register_hook(LeverHook())
     # Configs of others do not name the hooks whose files the report shows.
     for name, kind in (("run_record", RunRecordHook), ("run_results", RunResultsHook)):
         if name not in (cfg.get("default_hooks") or {}):
@@ -187,25 +190,6 @@ def _build(cfg: Config, *loops: str) -> Runner:
         _fit_learning_rate(runner)
     process_state.complete(runner)
     return runner
-
-
-def set_gpu_defaults(cfg: Config) -> None:
-    """Set torch's `float32_matmul_precision`, and `pin_memory` of loaders that do not set it.
-
-    Attention never runs on cuDNN, also in compiled programs and in layers of other packages:
-    `mmseg_ext.layers.fused_attention` has the reasons. `cudnn_benchmark` tries four kernels of each
-    convolution instead of ten, because cuDNN compiles some of them first.
-
-    Without a GPU do nothing: the precision would change products on some CPUs.
-    """
-    if not torch.cuda.is_available():
-        return
-    set_cudnn_attention(False)
-    torch.backends.cudnn.benchmark_limit = 4
-    torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
-    for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
-        if cfg.get(name):
-            cfg[name].setdefault("pin_memory", True)
 
 
 def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
@@ -293,12 +277,3 @@ def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) 
         hook.update(show=True, wait_time=seconds)
     if show_dir:
         cfg.visualizer["save_dir"] = show_dir
-
-
-def _enable_tta(cfg: Config) -> None:
-    if "tta_pipeline" not in cfg:
-        raise LaunchError("--tta: the config has no tta_pipeline; add it")
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-    tta = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
-    tta["module"] = cfg.model
-    cfg.model = tta

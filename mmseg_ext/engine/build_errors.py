@@ -37,9 +37,6 @@ from mmseg_ext.errors import LaunchError, RunError, format_error, short
 _WEIGHTS = ("checkpoint", "pretrained", "load_from")  # keys that name files of weights
 _ANCESTORS = (object, nn.Module, BaseModule)  # of too many classes to find a part by their methods
 
-# Of BaseDecodeHead; some heads inherit from it without calling its constructor.
-_OF_HEADS = ("ignore_index", "loss_decode", "num_classes", "out_channels")
-
 _Entries = list[tuple[str, Any]]  # dotted keys of the config, and their values
 
 
@@ -62,7 +59,9 @@ def explained(cfg: Config, model: nn.Module | None = None) -> Iterator[None]:
             raise
         explanation = _explanation(_all_entries(cfg), error, cfg.filename)
         if explanation is None and model is not None:
-            explanation = _of_heads(unwrap_model(model), error)
+            from mmseg_ext.segmentors.head_errors import explain_training_error  # needs mmseg
+
+            explanation = explain_training_error(unwrap_model(model), error)
         if explanation is None:
             raise
         raise explanation from error
@@ -131,14 +130,14 @@ def _of_constructor(failure: _Failure) -> LaunchError | None:
     if not unfit or "layer_decay_opt" not in failure.frames[-1].filename:
         return None
     return LaunchError(
-        "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; use "
-        "LayerDecayOptimWrapperConstructor with paramwise_cfg.layer_decay_rate"
+        "optim_wrapper.constructor: mmsegmentation's is for ConvNeXt, BEiT and MAE; set the rates "
+        "with paramwise_cfg.custom_keys"
     )
 
 
 def _of_step(failure: _Failure) -> Exception | None:
     """Explain what a training step demands of the compiler and of the batch."""
-    for key, method in (("compile", "_maybe_compile"), ("compile_blocks", "_compile_blocks")):
+    for key, method in (("compile", "compile_loss"), ("compile_blocks", "compile_blocks")):
         if failure.runs(method):
             return LaunchError(f"{key}={dict(failure.entries)[key]!r}: {failure.reason}")
     if "Expected more than 1 value per channel" not in failure.reason:
@@ -160,8 +159,9 @@ def _of_pipeline(failure: _Failure) -> LaunchError | None:
         return None
     if (missing[1] or "").startswith("gt"):
         transform = kind = "LoadAnnotations"
-    else:
-        transform, kind = _packing_transform(failure.entries), "Pack"
+    else:  # as the config's other pipelines; detection has PackDetInputs
+        used = (v for k, v in failure.entries if k.endswith(".type") and str(v).startswith("Pack"))
+        transform, kind = next(used, "PackSegInputs"), "Pack"
     for key, steps in failure.entries:
         if not key.endswith(".pipeline") or not isinstance(steps, list):
             continue
@@ -170,21 +170,15 @@ def _of_pipeline(failure: _Failure) -> LaunchError | None:
     return None
 
 
-def _packing_transform(entries: _Entries) -> Any:
-    """Return the type that the config's other pipelines end with; detection has PackDetInputs."""
-    for key, kind in entries:
-        if key.endswith(".type") and str(kind).startswith("Pack"):
-            return kind
-    return "PackSegInputs"
-
-
 def _of_part(failure: _Failure) -> Exception | None:
     """Name the part, and its settings that the error or its line of code names."""
     error, frames, part, reason = failure.error, failure.frames, failure.part, failure.reason
     training = any(f.name == "run" and f.filename.endswith("loops.py") for f in frames[:-1])
     if training or not part:
         return None
-    line = _last_line(frames)
+    # The line of code that failed, not one of mmengine's registry around it.
+    own = [frame for frame in frames if "registry" not in Path(frame.filename).parts]
+    line = (own[-1].line or "") if own else ""
     if isinstance(error, AssertionError) and not str(error):
         reason += f" {line}"
     entries = failure.entries
@@ -194,14 +188,6 @@ def _of_part(failure: _Failure) -> Exception | None:
     checked = isinstance(error, AssertionError | ImportError | OSError | ValueError)
     checked |= isinstance(error, TypeError) and "required positional argument" in reason
     return LaunchError(text) if named or checked else RuntimeError(text)
-
-
-def _last_line(frames: traceback.StackSummary) -> str:
-    """Return the line of code that failed, not one of mmengine's registry around it."""
-    for frame in reversed(frames):
-        if "registry" not in Path(frame.filename).parts:
-            return frame.line or ""
-    return ""
 
 
 def _find_part(entries: _Entries, trace: TracebackType | None) -> str:
@@ -320,39 +306,6 @@ def _of_argument(failure: _Failure) -> LaunchError | None:
             line = f"{key}={short(repr(value))}: {failure.reason}"
             return LaunchError(line + nearest(name, known))
     return None
-
-
-def _of_heads(model: nn.Module, error: Exception) -> Exception | None:
-    """Explain labels that a decode head has no class for, and losses that fail for any labels."""
-    from mmseg.models.decode_heads import DAHead  # `env` works without mmseg
-    from mmseg.models.decode_heads.decode_head import BaseDecodeHead
-
-    from mmseg_ext.segmentors.head_errors import failing_loss
-
-    # torch, on a CPU: 'Target 21 is out of bounds.'
-    label = re.search(r"Target (\d+) is out of bounds", str(error))
-    for name, head in heads_of(model):
-        if label and int(label[1]) >= head.num_classes:
-            key = f"model.{name}.num_classes={head.num_classes}"
-            hint = "set their number, or find the files with `mmseg-ext check_dataset CONFIG`"
-            return RunError(f"{key}: the labels have the value {label[1]}; {hint}")
-        # Other heads may call their losses with other arguments.
-        usual = type(head).loss_by_feat in (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat)
-        if not usual and not hasattr(head, "named_logits"):
-            continue
-        found = failing_loss(head, error)
-        if found is not None:
-            reason = f"{found.text} ({format_error(found.error)})"
-            hint = "correct its settings, or use another loss"
-            return LaunchError(f"model.{name}.{reason}; {hint}")
-    return None
-
-
-def heads_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the modules that are decode heads, with their names."""
-    for name, module in model.named_modules():
-        if all(hasattr(module, attribute) for attribute in _OF_HEADS):
-            yield name, module
 
 
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:

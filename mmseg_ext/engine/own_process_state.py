@@ -32,7 +32,12 @@ class OwnProcessStateHook(Hook):
     _newest: "OwnProcessStateHook | None" = None
 
     def __init__(self, cfg: Config):
-        _forget_names(cfg)
+        # mmengine keeps visualizers, logs and histories by their names: a run gets its own. Logs
+        # are named after the config and the second, so a second run waits for the next second.
+        forget_instance(Visualizer, (cfg.get("visualizer") or {}).get("name"))
+        name = cfg.get("experiment_name") or Path(cfg.filename or "").stem
+        while MessageHub.check_instance_created(f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"):
+            time.sleep(0.05)
         newest = OwnProcessStateHook._newest
         if newest is not None:
             for name, value in _read_settings().items():
@@ -54,18 +59,6 @@ class OwnProcessStateHook(Hook):
                 "another run was built in this process after this one, and its settings, random "
                 "numbers and log file are used; train each run before you build the next one"
             )
-
-
-def _forget_names(cfg: Config) -> None:
-    """Let a run of `cfg` get its own instances, which mmengine keeps by their names.
-
-    Logger, history and folder are named after the config and the second. So the second run of a
-    second waits for the next one.
-    """
-    forget_instance(Visualizer, (cfg.get("visualizer") or {}).get("name"))
-    name = cfg.get("experiment_name") or Path(cfg.filename or "").stem
-    while MessageHub.check_instance_created(f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"):
-        time.sleep(0.05)
 
 
 def _read_settings() -> dict[str, Any]:

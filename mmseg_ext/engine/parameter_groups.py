@@ -1,52 +1,13 @@
-"""Parameter groups of the optimizer: layer-wise rates, unused settings, and a summary."""
+"""Parameter groups of the optimizer: unused settings, and a summary."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from mmengine.config import Config
-from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper, OptimWrapperDict
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
 from mmseg_ext.errors import LaunchError
-
-
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """mmengine's constructor with learning rates that decrease from the head to the stem.
-
-    With `paramwise_cfg.layer_decay_rate` r, the rate of a parameter at depth d of n is multiplied
-    by r ** (n - 1 - d). The backbone's `get_layer_depth(name, prefix)` returns d and n, as in
-    mmpretrain; heads have the full rate. All settings of mmengine's constructor apply, too.
-
-    Raises:
-        LaunchError: without `layer_decay_rate`, and for a backbone without `get_layer_depth`.
-    """
-
-    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None):
-        # mmengine's constructor calls `add_params` only for settings that are not empty.
-        super().__init__(optim_wrapper_cfg, paramwise_cfg or {"layer_decay_rate": None})
-
-    def add_params(
-        self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None
-    ) -> None:
-        """Append the parameter groups of `module` to `params`."""
-        super().add_params(params, module, prefix, is_dcn_module)
-        if prefix:  # of a part of the model
-            return
-        rate = self.paramwise_cfg.get("layer_decay_rate")
-        backbone = getattr(module, "backbone", None)
-        get_layer_depth = getattr(backbone, "get_layer_depth", None)
-        if rate is None or get_layer_depth is None:
-            raise LaunchError(
-                f"optim_wrapper.paramwise_cfg.layer_decay_rate={rate}: set a number up to 1; the "
-                f"backbone must have the method get_layer_depth, and is {type(backbone).__name__}"
-            )
-        names = {parameter: name for name, parameter in module.named_parameters()}
-        for group in params:
-            (parameter,) = group["params"]
-            depth, count = get_layer_depth(names[parameter], "backbone.")
-            group["lr"] = group.get("lr", self.base_lr) * rate ** (count - 1 - depth)
 
 
 def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:

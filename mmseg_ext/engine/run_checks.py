@@ -4,7 +4,6 @@ Some settings build and fail hours later, at the first validation, or never end:
 `LaunchError`. Others train something else than they say, such as fewer classes: these are warnings.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.build_errors import heads_of
 from mmseg_ext.engine.config import as_list, inner_datasets, nearest
 from mmseg_ext.errors import LaunchError, format_error
 from mmseg_ext.upstream import built_dataloaders
@@ -40,6 +38,8 @@ def dataset_warnings(runner: Runner) -> list[str]:
     `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
     number.
     """
+    from mmseg_ext.segmentors.head_errors import heads_of, wrong_class_weights  # needs mmseg
+
     model = unwrap_model(runner.model)
     head = getattr(model, "decode_head", None)
     if isinstance(head, nn.ModuleList):
@@ -57,7 +57,12 @@ def dataset_warnings(runner: Runner) -> list[str]:
         for count in sorted(counts - {number}):
             line = f"model.decode_head.num_classes={number}, but a dataset has {count} classes"
             warnings.append(line)
-    warnings.extend(_head_warnings(model))
+    for name, head in heads_of(model):
+        if head.ignore_index in range(head.num_classes):
+            line = f"model.{name}.ignore_index={head.ignore_index}: this class is not trained"
+            warnings.append(line)
+        if reason := wrong_class_weights(head):
+            warnings.append(f"model.{name}.{reason}")
     if len(counts) == 1 and len(class_lists) > 1:
         warnings.append("metainfo.classes: the datasets name their classes differently")
     if {True, False} <= {getattr(dataset, "reduce_zero_label", None) for dataset in datasets}:
@@ -66,17 +71,6 @@ def dataset_warnings(runner: Runner) -> list[str]:
             "one class; set one value for all"
         )
     return warnings
-
-
-def _head_warnings(model: nn.Module) -> Iterator[str]:
-    """Yield warnings about ignored classes and class weights of a model's heads."""
-    from mmseg_ext.segmentors.head_errors import wrong_class_weights  # `env` works without mmseg
-
-    for name, head in heads_of(model):
-        if head.ignore_index in range(head.num_classes):
-            yield f"model.{name}.ignore_index={head.ignore_index}: this class is not trained"
-        if reason := wrong_class_weights(head):
-            yield f"model.{name}.{reason}"
 
 
 def check_metrics(runner: Runner) -> None:

@@ -19,6 +19,7 @@ from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.durable.levers import LeverHook
 from mmseg_ext.engine.amp import default_dtype
 from mmseg_ext.engine.config import as_list, inner_datasets, type_name
 from mmseg_ext.engine.parameter_groups import describe_groups
@@ -111,6 +112,9 @@ class RunRecordHook(Hook):
         self._record = describe_run(runner.cfg, runner.world_size, runner.seed)
         self._record["start_iteration"] = runner.iter
         self._record["started"] = _now()
+        for hook in runner.hooks:
+            if isinstance(hook, LeverHook):
+                self._record["levers"] = hook.used
         self._write(runner)
         write_text(runner.cfg.pretty_text, Path(runner.log_dir, "config.py"))
         for line in summary(runner, self._record):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.label_loading import describe_counts
-from mmseg_ext.errors import LabelError, LaunchError
+from mmseg_ext.errors import LabelError, LaunchError, labels_outside
 
 
 @METRICS.register_module()
@@ -119,10 +119,8 @@ class CheckedIoUMetric(IoUMetric):
         prediction, label = pred_label[counted].long(), label[counted].long()  # (N,)
         illegal = _outside(label, num_classes)
         if illegal:
-            raise LabelError(
-                f"values outside the {num_classes} classes: {illegal}; "
-                f"only {ignore_index} is ignored"
-            )
+            numbers = f"0 to {num_classes - 1}"
+            raise LabelError(labels_outside(num_classes, illegal, numbers, ignore_index))
         illegal = _outside(prediction, num_classes)
         if illegal:
             raise ValueError(

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from mmseg_ext.engine.acceleration import to_channels_last
+from mmseg_ext.durable.levers import to_channels_last
 from mmseg_ext.layers.submodules import computes_by_weights
 from mmseg_ext.segmentors import StripEncoderDecoder
 

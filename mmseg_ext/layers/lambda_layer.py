@@ -131,7 +131,7 @@ class LambdaLayer(nn.Module):
         values = self.norm_v(values).unflatten(1, (self.intra_depth, -1))  # (B, u, v, H, W)
         chunks = compute_lambdas(values, self.embeddings.weight, self.dilation)
         dtype = queries.dtype
-        if x.device.type == "cuda":
+        if x.device.type != "cpu":
             apply = apply_by_positions  # starts a fifth of the operators
         else:
             apply = apply_by_channels

@@ -1,22 +1,34 @@
 """Errors of a decode head in training: wrong `in_channels`, labels without a class, unfit losses.
 
-`explain_loss_error` is for an error of a training step. `failing_loss` finds the loss that raises
-it for legal labels. Before the training `losses_of_ignored_pixels` computes the gradient on a few
-values: mmsegmentation (1.2.2 and 1.4.2) passes `ignore_index` to every loss; `DiceLoss` and
-`HuasdorffDisstanceLoss` read it, and still have a gradient at these pixels.
+`explain_loss_error` is for an error of a head whose inputs are known, and `explain_training_error`
+for an error of any segmentor's training step. Before the training `losses_of_ignored_pixels`
+computes the gradient on a few values: mmsegmentation (1.2.2 and 1.4.2) passes `ignore_index` to
+every loss; `DiceLoss` and `HuasdorffDisstanceLoss` read it, and still have a gradient at these
+pixels.
 """
 
 import copy
+import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from mmseg.models.decode_heads import DAHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from torch import Tensor, nn
 
-from mmseg_ext.errors import LaunchError, RunError
+from mmseg_ext.errors import LaunchError, RunError, format_error, labels_outside
 
 _SIZE = 8  # height and width of the maps
+# Of BaseDecodeHead; some heads inherit from it without calling its constructor.
+_OF_HEADS = ("ignore_index", "loss_decode", "num_classes", "out_channels")
+
+
+def heads_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the modules that are decode heads, with their names."""
+    for name, module in model.named_modules():
+        if all(hasattr(module, attribute) for attribute in _OF_HEADS):
+            yield name, module
 
 
 def explain_loss_error(
@@ -46,14 +58,18 @@ def explain_loss_error(
             values.update(sample.gt_sem_seg.data.unique().tolist())
     except RuntimeError:  # unreadable labels, as on a GPU after a failed kernel: `error` is shown
         return
-    legal = {*range(head.num_classes), head.ignore_index}
-    outside = sorted(values - legal)
+    outside = sorted(values - {*range(head.num_classes), head.ignore_index})
     if outside:
-        hint = ""
-        if 255 in outside:  # what mmsegmentation pads with, and crops and rotates
-            hint = f"; if 255 is padding, set seg_pad_val={head.ignore_index} in data_preprocessor"
-        setting = f"{key}.num_classes={head.num_classes}"
-        raise RunError(f"{setting}: the labels have values {outside}{hint}") from error
+        raise _labels_without_class(key, head, outside) from error
+
+
+def _labels_without_class(key: str, head: Any, values: list[int]) -> RunError:
+    expected = f"0 to {head.num_classes - 1}"
+    text = labels_outside(head.num_classes, values, expected, head.ignore_index)
+    hint = "set their number, or find the files with `mmseg-ext check_dataset CONFIG`"
+    if 255 in values:  # what mmsegmentation pads with, and crops and rotates
+        hint = f"if 255 is padding, set seg_pad_val={head.ignore_index} in data_preprocessor"
+    return RunError(f"{key}.num_classes={head.num_classes}: {text}; {hint}")
 
 
 def _of_features(head: Any, inputs: list[Tensor]) -> str | None:
@@ -93,28 +109,32 @@ def wrong_class_weights(head: Any) -> str | None:
     return None
 
 
-class FailingLoss(NamedTuple):
-    """A loss that fails for legal labels: its key in the head's config and where, and its error."""
-
-    text: str
-    error: Exception
-
-
-def failing_loss(head: Any, error: Exception) -> FailingLoss | None:
-    """Return the loss of a decode head that raises such an error for legal labels, if one does."""
-    device = next(head.parameters()).device
-    try:
-        logits = torch.zeros(1, head.out_channels, 4, 4, device=device)
-    except RuntimeError:  # after a failed kernel
-        return None
-    for key, loss in losses_by_key(head).items():
+def explain_training_error(model: nn.Module, error: Exception) -> Exception | None:
+    """Explain labels that a decode head has no class for, and losses that fail for any labels."""
+    # torch, on a CPU: 'Target 21 is out of bounds.'
+    label = re.search(r"Target (\d+) is out of bounds", str(error))
+    for name, head in heads_of(model):
+        if label and int(label[1]) >= head.num_classes:
+            return _labels_without_class(f"model.{name}", head, [int(label[1])])
+        # Other heads may call their losses with other arguments.
+        usual = type(head).loss_by_feat in (BaseDecodeHead.loss_by_feat, DAHead.loss_by_feat)
+        if not usual and not hasattr(head, "named_logits"):
+            continue
+        device = next(head.parameters()).device
         try:
-            loss(logits, logits[:, 0].long(), weight=None, ignore_index=head.ignore_index)
-        except Exception as failure:
-            if type(failure) is type(error):
-                setting = f"{key}.type={type(loss).__name__!r}"
-                reason = f"fails for {head.out_channels} classes and legal labels on {device}"
-                return FailingLoss(f"{setting}: {reason}", failure)
+            logits = torch.zeros(1, head.out_channels, 4, 4, device=device)
+        except RuntimeError:  # after a failed kernel
+            continue
+        for key, loss in losses_by_key(head).items():
+            try:
+                loss(logits, logits[:, 0].long(), weight=None, ignore_index=head.ignore_index)
+            except Exception as failure:
+                if type(failure) is type(error):
+                    return LaunchError(
+                        f"model.{name}.{key}.type={type(loss).__name__!r}: fails for "
+                        f"{head.out_channels} classes and legal labels on {device} "
+                        f"({format_error(failure)}); correct its settings, or use another loss"
+                    )
     return None
 
 

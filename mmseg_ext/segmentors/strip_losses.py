@@ -120,12 +120,9 @@ def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
     """Return the weights (C,) of the classes of logits (B, C, h, w), in float32 at least."""
     if loss.class_weight is None:
         return None
-    device = logits.device
-    if logits.is_meta:
-        device = torch.device("meta")  # a simulated GPU names another one
     # Of a list, a number or an array; exact values, which are also the key of the cache.
     numbers = torch.as_tensor(loss.class_weight, dtype=torch.float64).flatten().tolist()
-    weights = _weights_on(device, full_precision(logits.dtype), tuple(numbers))
+    weights = _weights_on(logits.device, full_precision(logits.dtype), tuple(numbers))
     if weights.shape != logits.shape[1:2]:
         raise ValueError(f"class_weight: {weights.numel()} numbers for {logits.shape[1]} classes")
     return weights

@@ -12,14 +12,8 @@ from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from tests.messages import raises_message
-from tests.models import ModelTester, assert_same, randomise, weighted_sum
+from tests.models import ModelTester, OnGPU, assert_same, randomise, weighted_sum
 from tests.parity import assert_same_function
-
-
-class OnGPU(torch.Tensor):
-    """A tensor on a CPU, for which backbones take stochastic depth and dtypes of a GPU."""
-
-    is_cuda = True  # pyright: ignore
 
 
 class BackboneTester(ModelTester):

@@ -5,15 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import first_step
-from benchmarks.gpu.attention_backends import attention_backends
 from benchmarks.gpu.claims import CLAIMS, Claim
 from benchmarks.gpu.plan import QUICK_VARIANTS
 from benchmarks.gpu.runner import STAGES, claims_text, main, stage_text
@@ -67,45 +64,7 @@ def test_variants():
     columns = {"of the peak", "busy ms", "operators", "us per operator", "peak GiB"}
     assert all({*columns, "first step, s"} <= row.keys() for row in measured)
     operators = {row["options"]: row["operators"] for row in measured}
-    assert operators["merged fused published strips256"] < operators[""]
-
-
-def test_attention_backends():
-    """On a CPU two of the four kernels exist."""
-    rows = list(attention_backends(Run("cpu", quick=True, end=float("inf"))))
-    measured = {row["kernel"]: row for row in rows if "failed" not in row}
-    assert len(rows) == 2 * 4 and measured.keys() == {"FLASH_ATTENTION", "MATH"}
-    assert all(float(str(row["error"])) < 0.01 for row in measured.values())
-    assert all(float(str(row["ms"])) > 0 for row in measured.values())
-
-
-@pytest.mark.slow
-def test_first_step(monkeypatch):
-    """A variant that ends has a figure for each step, one that is too slow only its first."""
-    monkeypatch.setattr(first_step, "VARIANTS", (first_step.Variant(0, "native"),))
-    run = Run("cpu", quick=True, end=time.time() + 60)
-    (row,) = first_step.first_step(run)
-    figures = [float(str(value)) for key, value in row.items() if key.endswith(", s")]
-    assert len(figures) == 5 and min(figures) > 0 and "failed" not in row
-    stopped = first_step.measured_apart(run, first_step.Variant(0), 0.1)
-    assert stopped == {"failed": "stopped after 0 s"}
-
-
-@pytest.mark.parametrize("place", ["native", "float32", "cuDNN"])
-def test_places_of_depthwise_convolutions(place):
-    torch.manual_seed(0)
-    x, layer = torch.randn(2, 6, 9, 9), torch.nn.Conv2d(6, 6, 5, padding=2, groups=6)
-    found = []
-    for context in (nullcontext(), first_step.DepthwiseConvolutions(place)):
-        layer.zero_grad()
-        with context, torch.autocast("cpu", torch.bfloat16):
-            out = layer(x.requires_grad_()).float()
-        (gradient,) = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
-        out.square().sum().backward()
-        found.append([out.detach(), gradient, layer.weight.grad, layer.bias.grad])
-    for expected, ours in zip(*found, strict=True):
-        assert (ours - expected).abs().max() <= 0.02 * expected.abs().max()
-    assert torch.equal(found[0][0], found[1][0]) == (place != "float32")
+    assert operators["merged fused"] < operators[""]
 
 
 @pytest.mark.slow
@@ -229,22 +188,13 @@ def test_verdicts(words, stage, row, verdict):
     assert isinstance(claim, Claim) and claim.verdict(results_of(stage, **row)).startswith(verdict)
 
 
-@pytest.mark.parametrize(
-    ("config", "peak", "verdict"),
-    [("ea", "8.92", "con"), ("ea", "9.20", "CON"), ("a_lambda", "9.20", "con"), ("ea", "", "not")],
-)
-def test_memory_next_to_model_cost(config, peak, verdict):
-    (claim,) = (claim for claim in CLAIMS if "model_cost" in claim.text)
-    row = {"config": config, "peak GiB": peak, "model_cost, GiB": "8.50"}
-    assert claim.verdict({"stages": {"steps": {"rows": [row]}}}).startswith(verdict)
-
-
 def test_recorded_results_contradict_one_claim():
     """The restart was recorded without deterministic algorithms: docs/gpu.md."""
     results = json.loads((ROOT / "docs/results/gpu.json").read_text())
     found = {claim.text: claim.verdict(results).split()[0] for claim in CLAIMS}
-    wrong = [text for text, verdict in found.items() if verdict != "confirmed"]
+    wrong = [text for text, verdict in found.items() if verdict == "CONTRADICTED"]
     assert wrong == ["several_gpus: a job restarts bit by bit after a process was killed"]
+    assert sum(verdict == "confirmed" for verdict in found.values()) >= 14
 
 
 @pytest.mark.parametrize(("only", "wanted"), [("", True), ("rmt,graph", True), ("rmt", False)])

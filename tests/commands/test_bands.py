@@ -142,7 +142,6 @@ def test_every_command_takes_the_bands_of_a_project(count, tmp_path, capsys, mon
     start_command("image_demo", image, config, checkpoint)
     start_command("attention_maps", config, checkpoint, image)
     start_command("model_cost", config)
-    start_command("model_cost", "--train", config)
     example = next(work.glob("*/examples/0.jpg"))
     seen = np.asarray(Image.open(example)).astype(int)[: SIZE[0], : SIZE[1]]
     assert seen[INSIDE].mean() > 200 > 100 > seen[LABEL == 0].mean()

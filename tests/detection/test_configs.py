@@ -168,7 +168,6 @@ def test_commands_for_segmentors_refuse_detectors_in_one_line(tmp_path, monkeypa
     recipe = " --split val --cfg-options val_dataloader.dataset.recipe.train=1"
     for words, name in (
         ("model_cost {}/mask_rcnn_rmt_shapes.py", refused),
-        ("model_cost {}/mask_rcnn_rmt_shapes.py --train", refused),
         ("export {}/mask_rcnn_rmt_shapes.py none", refused),
         ("check_dataset {}/mask_rcnn_rmt_shapes.py" + recipe, "ShapesCocoDataset"),
         ("model_cost {}/mask2former_rmt_small_ade20k_160k.py", "model"),

@@ -10,7 +10,7 @@ from mmengine.optim import OptimWrapperDict, build_optim_wrapper
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn
 
-from mmseg_ext.durable import optimizer_groups, runner
+from mmseg_ext.durable import levers, optimizer_groups
 from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps
 from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, STATE, UNVALIDATED, assert_same, assert_same_runs, logged
@@ -47,9 +47,6 @@ class Layers(nn.Sequential):
         for _ in range(5):
             self.extend([nn.Linear(7, 7), nn.LayerNorm(7), nn.GELU()])
         self[3].requires_grad_(False)
-
-    def get_layer_depth(self, name: str, prefix: str) -> tuple[int, int]:
-        return int(name.removeprefix(prefix).split(".")[0]) // 3, 5
 
 
 class Network(nn.Module):
@@ -107,16 +104,6 @@ def test_five_steps_equal_those_of_one_group_per_parameter(optimizer, more):
     assert before == [18] * 5 and after == [4, 5 if optimizer is SGD else 4, 4, 4, 4]
 
 
-def test_layer_wise_rates_stay():
-    """Of five depths, and in each without the decay of norms and biases."""
-    settings = {"constructor": "LayerDecayOptimWrapperConstructor"}
-    paramwise = {"layer_decay_rate": 0.7, "norm_decay_mult": 0.0, "bias_decay_mult": 0.0}
-    runs = [five_steps(ADAMW, m, paramwise_cfg=paramwise, **settings) for m in (False, True)]
-    (expected, before), (found, after) = runs
-    assert assert_same(found, expected) > 1000
-    assert before == [18] * 5 and after == [9] * 5
-
-
 def test_an_error_in_a_step_leaves_the_groups():
     wrapper = wrapper_of(Network(), SGD, merges=True)
     groups = wrapper.optimizer.param_groups
@@ -158,7 +145,7 @@ def test_runs_of_earlier_versions_continue_exactly(tmp_path, monkeypatch):
     config = write_config(tmp_path, RANDOM + UNVALIDATED + NORMS)
     merged, earlier = tmp_path / "merged", tmp_path / "earlier"
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "merge_groups", lambda optimizer: None)
+        patch.setattr(levers, "merge_groups", lambda optimizer: None)
         train_here(config, earlier, "train_cfg.max_iters=4")
     groups = torch.load(earlier / "iter_4.pth", weights_only=True)["optimizer"]["param_groups"]
     assert len(groups) > 50 and all(len(group["params"]) == 1 for group in groups)

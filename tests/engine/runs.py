@@ -22,8 +22,9 @@ from mmengine.runner import Runner
 from PIL import Image
 
 from mmseg_ext.commands import report_error
+from mmseg_ext.commands.train import arguments, parser
 from mmseg_ext.commands.train import main as train  # its errors, not its exit status
-from mmseg_ext.commands.train import parser, runner_of
+from mmseg_ext.engine.build import build_train_runner
 from tests.configs import CONFIGS
 
 ROOT = CONFIGS.parent
@@ -237,7 +238,7 @@ def train_words(config: Path, work: Path, *options: str, flags: tuple[str, ...] 
 
 def built(*words: str | Path) -> Runner:
     """Return the Runner that train.py builds for these arguments."""
-    return runner_of(parser().parse_args([str(word) for word in words]))
+    return build_train_runner(**arguments(parser().parse_args([str(word) for word in words])))
 
 
 def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> None:

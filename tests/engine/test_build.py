@@ -21,6 +21,7 @@ from PIL import Image
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmseg_ext import runs
 from mmseg_ext.commands import clean_end, run
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.durable.work_dir import on_rank_zero  # two ranks in one process
@@ -349,7 +350,9 @@ def test_test_and_tta(trained, tmp_path):
     own = [*words, "--show", "--wait-time", "3", "--cfg-options", "tta_model.type=SegTTAModel"]
     words += ["--show-dir", str(tmp_path / "tta_show")]  # which opens no windows
     for given, kind, shown in ((own, "SegTTAModel", 3), (words, "StreamingSegTTAModel", 0)):
-        runner = scoring.runner_of(scoring.parser().parse_args(given))
+        settings = scoring.arguments(scoring.parser().parse_args(given))
+        assert not settings.pop("amp")
+        runner = build_test_runner(**settings)
         assert type(runner.model).__name__ == kind
         (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
         assert hook.draw and (hook.show, hook.wait_time) == (bool(shown), shown)
@@ -377,15 +380,15 @@ def test_the_config_of_a_training_outlasts_a_test(trained, tmp_path, is_durable)
 def test_test_in_bfloat16(trained, tmp_path, monkeypatch):
     """The score is close to float32's; other processors refuse it."""
     words = [str(trained / "tiny.py"), str(trained / "work/iter_12.pth"), "--work-dir"]
-    build, dtypes = scoring.runner_of, []
+    build, dtypes = runs.build_test_runner, []
 
-    def recorded(args):
-        runner = build(args)
+    def recorded(*args):
+        runner = build(*args)
         head = runner.model.decode_head.conv_seg
         head.register_forward_hook(lambda *given: dtypes.append(given[2].dtype))
         return runner
 
-    monkeypatch.setattr(scoring, "runner_of", recorded)
+    monkeypatch.setattr(runs, "build_test_runner", recorded)
     try:
         scoring.main([*words, str(tmp_path / "half"), "--amp"])
     except LaunchError as error:

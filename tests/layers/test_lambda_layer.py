@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from benchmarks.reference import lambda_layer as plain_lambda
-from mmseg_ext.cost.simulated_cuda import SimulatedCUDA
 from mmseg_ext.layers import LambdaLayer
 from mmseg_ext.layers.lambda_layer import apply_by_channels, apply_by_positions
 from tests.models import Operators, randomise
@@ -113,16 +112,13 @@ def test_gradients_do_not_fill_maps_with_zeros():
 
 
 def test_operators_of_a_training_step_on_a_gpu():
-    with SimulatedCUDA() as gpu, Operators() as operators:
-        with gpu.device:
-            layer = LambdaLayer(64)
-            x = torch.randn(2, 64, 32, 32, requires_grad=True)
+    with Operators() as operators, torch.device("meta"):
+        layer = LambdaLayer(64)
+        x = torch.randn(2, 64, 32, 32, requires_grad=True)
         before = operators.kernels
-        with gpu.autocast(torch.bfloat16):
-            y = layer(x)
-        assert y.dtype == torch.bfloat16
+        y = layer(x)
         y.backward(torch.ones_like(y))
-        assert operators.kernels - before <= 60  # 46 in torch 2.13
+    assert operators.kernels - before <= 47  # 36 in torch 2.13
 
 
 @pytest.mark.parametrize("pool,window", [("avg3", 3), ("avg2", 2)])

@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import functools
+import importlib
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +20,10 @@ from torch import Tensor, nn
 from torch._dynamo import register_backend
 from torch.utils._pytree import tree_leaves
 
-from mmseg_ext.engine.acceleration import (
-    AccelerationHook,
-    GraphedStep,
+from mmseg_ext.durable.cuda_graph import GraphedStep
+from mmseg_ext.durable.levers import (
+    LEVERS,
+    apply_levers,
     compile_blocks,
     preprocess_without_waiting,
     to_channels_last,
@@ -32,7 +35,7 @@ from mmseg_ext.upstream import converts_channels
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, UNVALIDATED, assert_same_runs, logged
-from tests.messages import raises_message
+from tests.messages import lines_with, raises_message
 from tests.segmentors.small import labelled, segmentor
 
 
@@ -191,7 +194,7 @@ def test_a_moved_weight_is_captured_again():
 @pytest.mark.parametrize(
     ("kind", "wrap", "reason"),
     [
-        (Waiting, OptimWrapper, r"test_acceleration\.py:\d+: RuntimeError: .* capturing;"),
+        (Waiting, OptimWrapper, r"test_levers\.py:\d+: RuntimeError: .* capturing;"),
         (Drawing, OptimWrapper, "CPU"),
         (Replacing, OptimWrapper, "buffers"),
         (OwnStep, OptimWrapper, "train_step"),
@@ -264,8 +267,7 @@ def test_on_a_gpu_channels_last_is_the_default_of_tested_models(monkeypatch, giv
     layouts = {}
     for name, model in models.items():
         cfg = {} if given is None else {"channels_last": given}
-        logger = SimpleNamespace(info=print)
-        AccelerationHook().before_train(SimpleNamespace(model=model, cfg=cfg, logger=logger))
+        apply_levers("weights", SimpleNamespace(model=model, cfg=cfg))
         layouts[name] = not model.backbone.layer4[0].conv1.weight.is_contiguous()
     tested = given is not False
     assert layouts == {"FCNHead": tested, "DMHead": bool(given), "own": bool(given)}
@@ -349,3 +351,28 @@ def test_mmengines_runner_trains_with_the_keys(tmp_path):
 def test_blocks_are_those_of_the_backbone():
     model = segmentor()
     assert compile_blocks(model, backend="eager") == 8
+
+
+def test_the_log_says_what_a_run_uses(tmp_path):
+    """Of the optimizer and the network themselves, and only what has a meaning on a CPU."""
+    text = UNVALIDATED + "train_cfg['max_iters'] = 1\nchannels_last = True\n"
+    work = tmp_path / "work"
+    train_here(write_config(tmp_path, text), work, "optim_wrapper.optimizer.fused=True")
+    (line,) = lines_with(log_text(work), "levers: ")
+    used = dict(part.split("=") for part in line.rpartition("levers: ")[2].split(", "))
+    expected = {"pin_memory": False, "merged_groups": True, "channels_last": True}
+    expected |= {"fused_steps": True, "compile": False, "compile_blocks": False}
+    expected |= {"cuda_graph": False, "strips": True}
+    assert used == {key: str(value) for key, value in expected.items()}
+    (record,) = work.glob("2*/run.json")
+    assert json.loads(record.read_text())["levers"] == expected
+
+
+def test_levers_of_other_modules_exist():
+    """And each stage is one that a run calls."""
+    stages = {"config", "hooks", "loader", "optimizer", "weights", "loaded", "train"}
+    for lever in LEVERS:
+        if lever.stage not in stages:
+            importlib.import_module(lever.stage)
+        assert (lever.apply is not None) == (lever.stage in stages)
+    assert {lever.stage for lever in LEVERS if lever.apply} == stages

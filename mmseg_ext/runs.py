@@ -1,0 +1,143 @@
+"""Train and test a config: the functions behind the commands of these names."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
+from mmseg_ext.cost.model_cost import write_cost
+from mmseg_ext.engine.amp import bfloat16_autocast
+from mmseg_ext.engine.build import build_test_runner, build_train_runner
+from mmseg_ext.engine.build_errors import explained
+from mmseg_ext.terminal import ProgressHook, logged_warnings
+
+
+class TrainedRun(NamedTuple):
+    """What a training leaves.
+
+    `config` has the options of the run. `checkpoint` is the best one with its `score`, or without
+    `save_best` the last one; None if the config saves none.
+    """
+
+    work_dir: Path
+    config: Path
+    checkpoint: Path | None
+    score: float | None
+    is_segmentor: bool
+
+
+def train(
+    config: str | Path,
+    work_dir: str | Path | None = None,
+    *,
+    options: dict[str, Any] | None = None,
+    iterations: int | None = None,
+    size: int | None = None,
+    amp: bool = False,
+    auto_scale_lr: bool = False,
+    resume: bool = False,
+    launcher: str = "none",
+) -> TrainedRun:
+    """Train until the run finishes; print its progress.
+
+    Args:
+        config: path, or a name of `list_models()`.
+        work_dir: folder for logs and checkpoints; by default the config's.
+        options: settings that override the config's, such as `{"train_cfg.val_interval": 100}`.
+        iterations: length of the training; schedules and intervals keep their shares of it.
+        size: short side of the crops in pixels; images and windows change by the same factor.
+        amp: mixed precision.
+        auto_scale_lr: fit the learning rate to the effective batch size.
+        resume: continue from the newest checkpoint of the work directory, if there is one.
+        launcher: how processes are started: 'none', 'pytorch', 'slurm' or 'mpi'.
+
+    Raises:
+        LaunchError: if the run cannot start with these settings.
+        RunError: if it has to stop, such as for a loss that is not finite.
+        CheckpointError: if weights or a checkpoint cannot be used.
+        SystemExit: with status 0, if a signal has stopped the run; its checkpoint is written.
+    """
+    with logged_warnings(), safe_loading():
+        runner = build_train_runner(
+            str(config),
+            options,
+            None if work_dir is None else str(work_dir),
+            launcher,
+            resume,
+            amp,
+            auto_scale_lr,
+            iterations,
+            size,
+        )
+        runner.register_hook(ProgressHook())
+        # Also for mmengine's Runner, which does not read the key.
+        share = runner.cfg.get("min_backbone_share")
+        with explained(runner.cfg, runner.model), safe_loading(share):
+            runner.train()
+        write_cost(runner)
+    folder, file = Path(runner.work_dir).resolve(), Path(runner.cfg.filename or "").resolve()
+    if options or iterations or size:  # the copy in the work directory has them
+        file = folder / file.name
+    info = runner.message_hub.runtime_info
+    best = [key for key in info if key.startswith("best_ckpt") and info[key]]
+    kept = info[best[0]] if best else info.get("last_ckpt")
+    return TrainedRun(
+        folder,
+        file,
+        None if kept is None else Path(kept).resolve(),  # with `default_hooks.checkpoint=None`
+        info[best[0].replace("ckpt", "score", 1)] if best else None,
+        hasattr(unwrap_model(runner.model), "encode_decode"),
+    )
+
+
+def test(
+    config: str | Path,
+    checkpoint: str | Path,
+    work_dir: str | Path | None = None,
+    *,
+    options: dict[str, Any] | None = None,
+    tta: bool = False,
+    amp: bool = False,
+    out: str | Path | None = None,
+    show_dir: str | Path | None = None,
+    show_seconds: float | None = None,
+    launcher: str = "none",
+) -> dict[str, float]:
+    """Test a checkpoint on the config's test split, and return its scores.
+
+    The weights must fill the complete model, except for auxiliary heads.
+
+    Args:
+        config: path, or a name of `list_models()`.
+        checkpoint: file of weights, or address.
+        work_dir: folder for the scores, as JSON; by default the config's.
+        options: settings that override the config's.
+        tta: test-time augmentation by the config's `tta_pipeline`.
+        amp: compute in bfloat16.
+        out: folder for predicted label maps.
+        show_dir: folder for painted images.
+        show_seconds: show each painted image on the screen for this time.
+        launcher: how processes are started: 'none', 'pytorch', 'slurm' or 'mpi'.
+
+    Raises:
+        LaunchError: if the test cannot start with these settings.
+        CheckpointError: if the checkpoint is damaged or does not fit the model.
+    """
+    with logged_warnings(), safe_loading(entire_model=True):
+        runner = build_test_runner(
+            str(config),
+            str(checkpoint),
+            options,
+            None if work_dir is None else str(work_dir),
+            launcher,
+            tta,
+            None if out is None else str(out),
+            None if show_dir is None else str(show_dir),
+            show_seconds,
+        )
+        autocast = bfloat16_autocast(next(runner.model.parameters()).device, amp)
+        loop: Any = runner.test_loop
+        loop.fp16 |= amp  # else the loop disables autocast
+        with explained(runner.cfg), autocast:
+            scores = runner.test()
+        write_cost(runner)
+    return scores
