@@ -35,10 +35,12 @@ from mmseg_ext.engine.config import (
     settings_inside,
     type_name,
 )
+from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError, join_names, one_line, short
 
 PLAN = "plan.json"
+_SCALE = 100_000  # iterations to which schedules are scaled before they are compared
 # What a data set decides about a run; the rest is the model's config.
 _OF_DATA = ("train_dataloader", "val_dataloader", "test_dataloader", "val_evaluator")
 _OF_DATA += ("test_evaluator", "tta_pipeline", "crop_size", "rgb_bands")
@@ -208,7 +210,8 @@ def make_plan(
     notes: dict[str, None] = {}  # those of several data sets once
     for column in columns:
         of_column = {model: cfgs[column, model] for model in models}
-        notes |= dict.fromkeys(differing_settings(of_column))
+        has_budget = iterations is not None or minutes is not None
+        notes |= dict.fromkeys(differing_settings(of_column, has_budget))
     tests = ["test", "tta"] if tta else ["test"]
     return Plan(out, models, columns, tests, [*metrics], threads, runs, cfgs, costs, [*notes])
 
@@ -311,8 +314,6 @@ def with_data(cfg: Config, of_data: Config) -> Config:
     Raises:
         LaunchError: if the images have another number of bands than the model takes.
     """
-    from mmseg_ext.engine.rescaling import rescale
-
     new = Config(cfg.to_dict(), filename=cfg.filename)
     data = Config(of_data.to_dict())
     bands = input_channels(data.model)
@@ -463,9 +464,20 @@ def failure(output: str, status: int) -> str:
     return f"ended with status {status}: {one_line(line, 200)}"
 
 
-def differing_settings(configs: Mapping[str, Config]) -> list[str]:
-    """Return a line for each setting of training and data in which configs differ."""
-    facts = {name: _facts(cfg) for name, cfg in configs.items()}
+def differing_settings(configs: Mapping[str, Config], has_budget: bool = False) -> list[str]:
+    """Return a line for each setting of training and data in which configs differ.
+
+    With a budget, schedules are scaled to it, so only their shapes count.
+    """
+    facts = {}
+    for name, cfg in configs.items():
+        cfg = Config(cfg.to_dict(), filename=cfg.filename)
+        if has_budget:
+            try:
+                rescale(cfg, _SCALE)
+            except LaunchError as error:
+                raise LaunchError(f"{cfg.filename}: {error}") from error
+        facts[name] = _facts(cfg)
     first, *others = facts
     lines = []
     for key in facts[first]:

@@ -18,6 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 from markupsafe import Markup
+from mmengine.registry import init_default_scope
 from mmseg.registry import DATASETS
 
 from mmseg_ext.atomic_write import write_text
@@ -318,8 +319,9 @@ def _curves(plan: Plan, data: str) -> dict[str, dict]:
 def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:
     """Return the images with the lowest mean IoU over the models, for the page.
 
-    Each has `name`, and `pictures` by title as data URIs: image, truth, and for each model its wrong
-    pixels in red. There are none if a model has no test, or if names of images are not unique.
+    Each has `name`, and `pictures` by title as data URIs: image, truth, and for each model its
+    prediction above its wrong pixels. There are none if a model has no test, or if several images
+    have one name.
     """
     runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
     if not all(run.has_test("test") for run in runs.values()):
@@ -333,6 +335,7 @@ def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:
     scores = {model: score(images.areas) for model, images in tested.items()}
     order = np.argsort(np.mean(list(scores.values()), axis=0), kind="stable")
     cfg = plan.configs[data, plan.models[0]]
+    init_default_scope(cfg.get("default_scope", "mmseg"))
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     found = []
     for i in order[:_WORST].tolist():

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from mmengine.config import Config
 from mmengine.logging import MMLogger
-from mmengine.optim import build_optim_wrapper
 
 from mmseg_ext.cost.model_cost import count_model
-from mmseg_ext.engine.acceleration import AccelerationHook
+from mmseg_ext.durable.levers import apply_levers
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.errors import LaunchError, format_error
@@ -142,12 +141,11 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
         options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
     runner = build_train_runner(str(config), options, folder)
     MMLogger.get_current_instance().setLevel("WARNING")
-    wrapper = build_optim_wrapper(runner.model, runner.cfg.optim_wrapper)
+    runner.optim_wrapper = wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     with explained(runner.cfg, runner.model):
         runner.model.init_weights()
-    for hook in runner.hooks:
-        if isinstance(hook, AccelerationHook):
-            hook.before_train(runner)
+    for stage in ("loaded", "train"):
+        apply_levers(stage, runner)
     batches, model = iter(runner.train_dataloader), runner.model.train()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     try:

@@ -46,7 +46,7 @@ def template(name: str, folder: Path = Path(__file__).parent):
     )
     environment.filters |= {"percent": percent, "duration": duration}
     environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
-    return environment.gettemplate(name)
+    return environment.get_template(name)
 
 
 def scores_text(runs: Sequence[Run], suffix: str) -> str:
