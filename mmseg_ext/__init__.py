@@ -29,6 +29,7 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
+    from mmseg_ext.comparison.execute import compare
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.predictor import Predictor
     from mmseg_ext.runs import test, train
@@ -39,6 +40,7 @@ __all__ = [
     "Predictor",
     "StackError",
     "__version__",
+    "compare",
     "get_model",
     "list_models",
     "register_all_modules",
@@ -56,6 +58,7 @@ _BELOW = ("checkpoint", "images", "terminal")
 # Imported when they are used. Each command of the shell calls the function of its name.
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
+    "compare": "comparison.execute",
     "get_model": "inference.models",
     "list_models": "inference.models",
     "test": "runs",

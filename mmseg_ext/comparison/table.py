@@ -20,6 +20,7 @@ import numpy as np
 from markupsafe import Markup
 from mmengine.registry import init_default_scope
 from mmseg.registry import DATASETS
+from PIL import Image
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.comparison.plan import Plan, Run
@@ -347,7 +348,7 @@ def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:
         shown, small = shrink(_SIDE, image, truth)
         pictures = {"image": _data_uri(shown), "truth": _data_uri(colorize(small, palette))}
         for model, run in runs.items():
-            predicted = cv2.imread(str(run.labels / f"{stems[i]}.png"), cv2.IMREAD_UNCHANGED)
+            predicted = np.asarray(Image.open(run.labels / f"{stems[i]}.png"))
             if getattr(labels, "reduce_zero_label", False):
                 predicted = predicted - 1  # mmsegmentation writes the values of the files
             _, small_truth, small = shrink(_SIDE, image, truth, predicted.astype(np.int32))

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -141,12 +141,15 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
         options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
     runner = build_train_runner(str(config), options, folder)
     MMLogger.get_current_instance().setLevel("WARNING")
-    runner.optim_wrapper = wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    with explained(runner.cfg, runner.model):
-        runner.model.init_weights()
+    wrapper: Any = runner.optim_wrapper  # settings until a training starts
+    runner.optim_wrapper = wrapper = runner.build_optim_wrapper(wrapper)
+    model: Any = runner.model
+    with explained(runner.cfg, model):
+        model.init_weights()
     for stage in ("loaded", "train"):
         apply_levers(stage, runner)
-    batches, model = iter(runner.train_dataloader), runner.model.train()
+    model.train()
+    batches = iter(runner.train_dataloader)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     try:
         multiply_adds = count_model(Config(runner.cfg.to_dict())).all_multiply_adds
@@ -159,7 +162,7 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
         if batch is None:  # the end of an epoch
             batches = iter(runner.train_dataloader)
             batch = next(batches)
-        with explained(runner.cfg, runner.model):
+        with explained(runner.cfg, model):
             model.train_step(batch, wrapper)
 
     return step, parameters, multiply_adds

@@ -27,17 +27,18 @@ def boundary_counts(
     """
     counts = np.zeros((classes, 4), np.int64)
     reach = max(1.0, _REACH * float(np.hypot(*truth.shape)))
-    known = cv2.erode((truth != ignore_index).view(np.uint8), _CROSS, borderValue=1)
+    known = cv2.erode((truth != ignore_index).view(np.uint8), _CROSS, borderValue=1) > 0
 
     def boundary(labels: np.ndarray, index: int) -> np.ndarray:
         mask = (labels == index).view(np.uint8)
-        return (mask & ~cv2.erode(mask, _CROSS, borderValue=1) & known).astype(bool)
+        is_inside = cv2.erode(mask, _CROSS, borderValue=1) > 0
+        return (mask > 0) & np.logical_not(is_inside) & known
 
     def is_near(own: np.ndarray, other: np.ndarray) -> int:
         if not own.any() or not other.any():
             return 0
         distance = cv2.distanceTransform((~other).view(np.uint8), cv2.DIST_L2, 5)
-        return np.count_nonzero(distance[own] <= reach)
+        return int(np.count_nonzero(distance[own] <= reach))
 
     for index in set(np.unique(truth)) | set(np.unique(predicted)):
         if index < classes and index != ignore_index:
