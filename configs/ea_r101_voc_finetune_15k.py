@@ -34,6 +34,7 @@ train_dataloader = dict(
     )
 )
 # Training includes the validation images: their mIoU only shows that training works.
+image_counts = dict(train=2913)
 allow_overlap = True  # for `mmseg-ext check_dataset`
 default_hooks = dict(checkpoint=dict(save_best=None))
 # The VOC server scores the result: tools/test.py writes one PNG of labels per test image. The test

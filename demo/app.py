@@ -75,9 +75,11 @@ def segment(photo: str | None, config: str = DEFAULT, checkpoint: str = ""):
     license = f"License of the weights: {model.terms.get('license', 'ask their author')}."
     if not photo:
         return None, license, None
-    result = mmseg_ext.Predictor(model)(photo)
+    predictor = mmseg_ext.Predictor(model)
+    result = predictor(photo)
     lines = []
-    for name, objects in ObjectFiles(Path(), (), result.classes).objects(result).items():
+    files = ObjectFiles(Path(), (), result.classes, usual_area=predictor.min_area)
+    for name, objects in files.objects(result).items():
         share = np.mean(result.labels == result.classes.index(name))
         lines.append(f"**{name}: {len(objects)}** ({share:.1%} of the pixels)")
     return result.overlay(), "\n\n".join([*lines, license]), None

@@ -3,7 +3,7 @@
     python demo/run_exported.py MODEL.onnx IMAGE|FOLDER OUT
 
 The script needs numpy, Pillow and onnxruntime, tifffile for TIFF, and OpenCV for color PNGs of 16
-bits. To use it elsewhere, copy mmseg_ext/images/values.py next to it.
+bits. To use it elsewhere, copy values.py and seen.py of mmseg_ext/images next to it.
 
 For each image, OUT gets a label map (`labels/NAME.png`, class indices) and a picture of the classes
 over the image, without background and borders (`overlays/NAME.png`), rotated by its EXIF
@@ -12,7 +12,6 @@ orientation. Unreadable images are listed at the end, and the exit status is the
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -24,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 READERS = (HERE, HERE.parent / "mmseg_ext/images", HERE.parent.parent / "images")
 sys.path += [str(folder) for folder in READERS if (folder / "values.py").is_file()]
 image_values = importlib.import_module("values")
+seen = importlib.import_module("seen")
+segment = seen.segment
 NOT_DRAWN = ("background", "class_0", "border")  # class_0: the lowest value of masks without names
 
 
@@ -51,127 +52,20 @@ def load(path: Path):
     try:
         session = onnxruntime.InferenceSession(path)
         metadata = {"channels": 3, "value_range": None, "rgb_bands": [1, 2, 3]}  # of old files
-        metadata |= {"scale_factor": None, "image_sides": None, "window": None, "stride": None}
-        for key, value in session.get_modelmeta().custom_metadata_map.items():
-            metadata[key] = json.loads(value)
-        if not metadata["dynamic"] and not metadata["window"]:
-            metadata["window"] = metadata["size"]
-            metadata["stride"] = [length - length // 8 for length in metadata["size"]]
+        metadata |= seen.read_metadata(session.get_modelmeta().custom_metadata_map)
         metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not an exported segmentor: {reason}") from error
     if metadata.get("stored_values"):
         raise ValueError(f"{path}: takes values as files store them; this script gives 0 to 255")
-    return lambda images: session.run(["scores"], {"images": images})[0], metadata
+    # Some programs halve the size of files by float16, also of their inputs.
+    kind = np.float16 if session.get_inputs()[0].type == "tensor(float16)" else np.float32
 
+    def run(images: np.ndarray) -> np.ndarray:
+        return session.run(["scores"], {"images": images.astype(kind)})[0].astype(np.float32)
 
-def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize maps (..., H, W) bilinearly, without antialiasing, as OpenCV and PyTorch do."""
-    for axis, size in ((-2, height), (-1, width)):
-        old = maps.shape[axis]
-        position = ((np.arange(size) + 0.5) * old / size - 0.5).clip(0, old - 1)
-        first = np.floor(position).astype(int)
-        weight = (position - first).astype(np.float32)
-        if axis == -2:
-            weight = weight[:, None]
-        lower = maps.take(first, axis)
-        upper = maps.take(np.minimum(first + 1, old - 1), axis)
-        maps = lower + weight * (upper - lower)
-    return maps
-
-
-def network_size(metadata: dict, original: tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) to which the test pipeline scales an image (height, width)."""
-    scale, factors = metadata["scale"], metadata["scale_factor"]  # (width, height), or None
-    if scale and not metadata["keep_ratio"]:
-        return scale[1], scale[0]
-    ratio = 1.0
-    if scale:  # the limits of the long and the short side
-        ratio = min(max(scale) / max(original), min(scale) / min(original))
-    height, width = (length * ratio for length in original)
-    if factors and not scale:
-        height, width = height * factors[1], width * factors[0]
-    return max(1, int(height + 0.5)), max(1, int(width + 0.5))
-
-
-def trained_size(metadata: dict, original: tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) of an image (height, width) at the scale of the training images.
-
-    It has the factor of the training image with the nearest long side.
-    """
-    low, high = metadata["image_sides"]
-    change = min(max(max(original), low), high) / max(original)
-    nearest = (max(1, round(original[0] * change)), max(1, round(original[1] * change)))
-    height, width = network_size(metadata, nearest)
-    ratios = height / nearest[0], width / nearest[1]
-    return max(1, int(original[0] * ratios[0] + 0.5)), max(1, int(original[1] * ratios[1] + 0.5))
-
-
-def scale_note(metadata: dict, original: tuple[int, int]) -> str:
-    """Return a note if an image is seen at another scale than the training images, or nothing."""
-    if not metadata["image_sides"]:
-        return ""
-    ratio = network_size(metadata, original)[1] / trained_size(metadata, original)[1]
-    if 1 / 1.5 <= ratio <= 1.5:
-        return ""
-    low, high = metadata["image_sides"]
-    return (
-        f"has {max(original)} pixels on its long side, the training images {low} to {high}; the "
-        f"network sees it at {ratio:.2g} times their scale; if objects have as many pixels as "
-        "there, use --training-scale"
-    )
-
-
-def starts(length: int, window: int, stride: int) -> list[int]:
-    """Return where the windows of an axis start; the last one is shifted to the end."""
-    count = max(length - window + stride - 1, 0) // stride + 1
-    return [max(min(i * stride, length - window), 0) for i in range(count)]
-
-
-def window_scores(run, metadata: dict, pixels: np.ndarray) -> np.ndarray:
-    """Return the scores (classes, h, w) of a window (C, h, w).
-
-    A file of a fixed size gets the rest filled with the color that normalizes to zero.
-    """
-    height, width = pixels.shape[1:]
-    if not metadata["dynamic"]:
-        canvas = np.empty((len(pixels), *metadata["size"]), dtype=np.float32)
-        canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
-        canvas[:, :height, :width] = pixels
-        pixels = canvas
-    return run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]
-
-
-def segment(run, metadata: dict, image: np.ndarray, trained: bool = False) -> np.ndarray:
-    """Return class indices (H, W) of an image (H, W, C).
-
-    The image is scaled as in the config's test pipeline, or if `trained` as the training images,
-    and cut into windows if it is larger. Where windows overlap, their scores are averaged.
-    """
-    original = image.shape[:2]
-    height, width = network_size(metadata, original)
-    if trained:
-        height, width = trained_size(metadata, original)
-    pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)
-    window = metadata["window"] or (height, width)
-    stride = metadata["stride"] or window
-    total, count = None, np.zeros((height, width), dtype=np.float32)
-    for top in starts(height, window[0], stride[0]):
-        for left in starts(width, window[1], stride[1]):
-            here = np.s_[..., top : top + window[0], left : left + window[1]]
-            scores = window_scores(run, metadata, pixels[here])
-            if total is None:
-                total = np.zeros((len(scores), height, width), dtype=np.float32)
-            total[here] += scores
-            count[here] += 1
-    total /= count
-    best, labels = np.full(original, -np.inf, dtype=np.float32), np.zeros(original, dtype=np.uint16)
-    for index, score in enumerate(total):  # one class at a time: all would fill the memory
-        score = resize(score, *original)
-        labels[score > best] = index
-        np.maximum(best, score, out=best)
-    return labels.astype(np.min_scalar_type(len(total) - 1))
+    return run, metadata
 
 
 def draw_overlay(metadata: dict, picture: np.ndarray, labels: np.ndarray) -> Image.Image:
@@ -195,7 +89,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         run, metadata = load(args.model)
-        if args.training_scale and not metadata["image_sides"]:
+        if args.training_scale and not metadata.get("image_sides"):
             raise ValueError(f"{args.model}: has no image_sides; run without --training-scale")
         paths = find(args.images)
     except ValueError as error:
@@ -214,7 +108,8 @@ def main() -> int:
             continue
         if value_range is None and (note := pixels.dark_note()):
             print(f"warning: {path}: {note}", file=sys.stderr)
-        if not args.training_scale and (note := scale_note(metadata, values.shape[:2])):
+        note = seen.seen_by(metadata).note(*values.shape[:2], "use --training-scale")
+        if note and not args.training_scale:
             print(f"warning: {path}: {note}", file=sys.stderr)
         labels = segment(run, metadata, values, args.training_scale)
         stem = path.name if path.stem in written else path.stem

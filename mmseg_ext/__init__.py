@@ -30,7 +30,9 @@ from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
     from mmseg_ext.comparison.execute import compare
+    from mmseg_ext.inference.export import export
     from mmseg_ext.inference.models import get_model, list_models
+    from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
     from mmseg_ext.runs import test, train
 
@@ -41,8 +43,10 @@ __all__ = [
     "StackError",
     "__version__",
     "compare",
+    "export",
     "get_model",
     "list_models",
+    "predict",
     "register_all_modules",
     "safe_loading",
     "test",
@@ -59,8 +63,10 @@ _BELOW = ("checkpoint", "images", "terminal")
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
     "compare": "comparison.execute",
+    "export": "inference.export",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "predict": "inference.prediction",
     "test": "runs",
     "train": "runs",
 }

@@ -44,6 +44,13 @@ class LabelError(ValueError):
     """A label map that loading would corrupt; the message starts with its path."""
 
 
+def pointer_problem(data: bytes) -> str:
+    """Return what is wrong if a file's content is only a pointer of Git LFS, else nothing."""
+    if not data.startswith(b"version https://git-lfs"):
+        return ""
+    return "is a pointer of Git LFS instead of the file; run: git lfs pull"
+
+
 def labels_outside(num_classes: int, found: object, expected: str, ignored: int) -> str:
     """Return what is wrong with labels that are neither one of the classes nor ignored."""
     return (

@@ -8,6 +8,9 @@ from mmseg_ext.cost.model_cost import write_cost
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.build_errors import explained
+from mmseg_ext.engine.duration import iterations_in, recorded_iterations
+from mmseg_ext.errors import LaunchError
+from mmseg_ext.reports.results_hook import seen_data
 from mmseg_ext.terminal import ProgressHook, logged_warnings
 
 
@@ -31,6 +34,7 @@ def train(
     *,
     options: dict[str, Any] | None = None,
     iterations: int | None = None,
+    minutes: float | None = None,
     size: int | None = None,
     amp: bool = False,
     auto_scale_lr: bool = False,
@@ -44,6 +48,8 @@ def train(
         work_dir: folder for logs and checkpoints; by default the config's.
         options: settings that override the config's, such as `{"train_cfg.val_interval": 100}`.
         iterations: length of the training; schedules and intervals keep their shares of it.
+        minutes: measure the speed first, and set `iterations` to what fits in this time with its
+            validations. A resumed run keeps the number of iterations.
         size: short side of the crops in pixels; images and windows change by the same factor.
         amp: mixed precision.
         auto_scale_lr: fit the learning rate to the effective batch size.
@@ -56,32 +62,36 @@ def train(
         CheckpointError: if weights or a checkpoint cannot be used.
         SystemExit: with status 0, if a signal has stopped the run; its checkpoint is written.
     """
-    with logged_warnings(), safe_loading():
-        runner = build_train_runner(
-            str(config),
-            options,
-            None if work_dir is None else str(work_dir),
-            launcher,
-            resume,
-            amp,
-            auto_scale_lr,
-            iterations,
-            size,
+    config, folder = str(config), None if work_dir is None else str(work_dir)
+    if minutes is not None and iterations is not None:
+        raise LaunchError("--minutes sets the iterations; omit --iterations")
+
+    def build(more: dict, folder: str | None, resume: bool = False) -> Any:
+        changes = {**(options or {}), **more}
+        return build_train_runner(
+            config, changes, folder, launcher, resume, amp, auto_scale_lr, iterations, size
         )
+
+    with logged_warnings(), safe_loading():
+        if minutes is not None:
+            iterations = recorded_iterations(config, folder) if resume else None
+            iterations = iterations or iterations_in(minutes, build)
+            print(f"  --minutes {minutes:g}: {iterations:,} iterations", flush=True)
+        runner = build({}, folder, resume)
         runner.register_hook(ProgressHook())
         # Also for mmengine's Runner, which does not read the key.
         share = runner.cfg.get("min_backbone_share")
         with explained(runner.cfg, runner.model), safe_loading(share):
             runner.train()
         write_cost(runner)
-    folder, file = Path(runner.work_dir).resolve(), Path(runner.cfg.filename or "").resolve()
+    place, file = Path(runner.work_dir).resolve(), Path(runner.cfg.filename or "").resolve()
     if options or iterations or size:  # the copy in the work directory has them
-        file = folder / file.name
+        file = place / file.name
     info = runner.message_hub.runtime_info
     best = [key for key in info if key.startswith("best_ckpt") and info[key]]
     kept = info[best[0]] if best else info.get("last_ckpt")
     return TrainedRun(
-        folder,
+        place,
         file,
         None if kept is None else Path(kept).resolve(),  # with `default_hooks.checkpoint=None`
         info[best[0].replace("ckpt", "score", 1)] if best else None,
@@ -137,6 +147,10 @@ def test(
         autocast = bfloat16_autocast(next(runner.model.parameters()).device, amp)
         loop: Any = runner.test_loop
         loop.fp16 |= amp  # else the loop disables autocast
+        seen = seen_data(loop)
+        views = f", {seen['views']} views of each" if seen["views"] > 1 else ""
+        count = len(loop.dataloader.dataset)
+        runner.logger.info(f"test: {count:,} images of {seen['split']}{views}")
         with explained(runner.cfg), autocast:
             scores = runner.test()
         write_cost(runner)

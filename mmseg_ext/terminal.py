@@ -11,11 +11,13 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook, LoggerHook
 from mmengine.logging import print_log
+from mmengine.runner import EpochBasedTrainLoop
 from rich.console import Console
 from rich.progress import track
 
@@ -84,11 +86,25 @@ def logged_warnings() -> Iterator[None]:
         yield
 
 
+def validations_left(runner: Any, done: int) -> int:
+    """Return how many validations follow after `done` iterations."""
+    loop = getattr(runner, "train_loop", None)
+    if loop is None or runner.val_loop is None:
+        return 0
+    last = runner.max_iters
+    if isinstance(loop, EpochBasedTrainLoop):
+        done, last = done // len(loop.dataloader), loop.max_epochs
+    interval, first = loop.val_interval, max(done, loop.val_begin - 1)
+    after_the_last = last % interval > 0 and last > first  # mmengine validates at the end, too
+    return max(0, last // interval - first // interval + after_the_last)
+
+
 class ProgressHook(Hook):
     """Print iteration, loss, speed and time left, as often as `LoggerHook` logs.
 
-    Slow trainings have a line ten seconds after the start, and then every half minute. The speed
-    does not count validations, and the first iteration, which starts workers and chooses kernels.
+    Slow trainings and validations have a line ten seconds after their start, and then every half
+    minute. The speed does not count validations, and the first iteration, which starts workers and
+    chooses kernels. The time left counts the validations from the first one on.
     """
 
     priority = "VERY_LOW"
@@ -97,6 +113,7 @@ class ProgressHook(Hook):
         self.start = time.perf_counter()
         self.first = runner.iter
         self.is_warm = self.is_estimated = False
+        self.validation: float | None = None  # seconds of the last one
         self.next_time = self.start + _FIRST_LINE
         intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self.interval = min(intervals, default=50)
@@ -122,14 +139,27 @@ class ProgressHook(Hook):
         # Between the lines of the log, reading the loss would wait for a GPU.
         if loss and (is_logged or not torch.cuda.is_initialized()):
             line += f"  loss {loss.mean(self.interval):.3f}"
-        left = timedelta(seconds=round((total - done) / speed))
+        seconds = (total - done) / speed + validations_left(runner, done) * (self.validation or 0)
+        left = timedelta(seconds=round(seconds))
         print(f"{line}  {speed:.3g} it/s  {left} left", flush=True)
 
     def before_val(self, runner) -> None:
         self.start_of_validation = time.perf_counter()
+        self.next_validating = self.start_of_validation + _FIRST_LINE
+
+    def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        now = time.perf_counter()
+        if is_main_process() and now >= self.next_validating:
+            self.next_validating = now + _NEXT_LINES
+            print(f"  validating: {batch_idx + 1}/{len(runner.val_dataloader)}", flush=True)
 
     def after_val(self, runner) -> None:
-        self.start += time.perf_counter() - self.start_of_validation
+        self.validation = time.perf_counter() - self.start_of_validation
+        self.start += self.validation
+        count = validations_left(runner, runner.iter + 1)
+        if is_main_process() and count and self.validation >= _FIRST_LINE:
+            each = timedelta(seconds=round(self.validation))
+            print(f"  the validation took {each}; {count} more follow", flush=True)
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         if is_main_process():

@@ -148,7 +148,7 @@ def test_own_dataset(clone):
     (clone / "labels").rename(clone / "masks")
     made, checked, _, tested, _, demo, published = follow("own_dataset.md", clone)
     assert lines_with(made, 2, "weed") and "clean" in checked and "mIoU" in tested
-    assert (clone / "my_project/work_dir/report.html").is_file()
+    assert (clone / "my_project/check/report.html").is_file()
     assert lines_with(demo, 8, "images")
     assert re.search(r"soil_crop_weed-[0-9a-f]{8}\.safetensors", published)
     page = (ROOT / "docs/own_dataset.md").read_text()

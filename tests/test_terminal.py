@@ -8,7 +8,7 @@ import pytest
 import torch
 from mmengine.hooks import LoggerHook
 
-from mmseg_ext.terminal import ProgressHook
+from mmseg_ext.terminal import ProgressHook, validations_left
 
 
 def run_lines(
@@ -69,6 +69,41 @@ def test_the_speed_does_not_count_validations(tmp_path, capsys, monkeypatch):
         "10 it/s  0:00:19 left",
         "10 it/s  0:00:10 left",
     ]
+
+
+def test_the_time_left_counts_validations(tmp_path, capsys, monkeypatch):
+    """From the first one on: 5 of 40 seconds are left at iteration 110, one at 280."""
+    seconds = {51: 2.0, 100: 6.9, 110: 47.9, 280: 64.9, 300: 66.9}
+    loop = SimpleNamespace(val_interval=50, val_begin=1)
+    settings = dict(max_iters=310, hooks=[LoggerHook(interval=10)], train_loop=loop, val_loop=loop)
+    lines = run_lines(tmp_path, capsys, monkeypatch, seconds, {100: 40.0}, **settings)
+    left = [line.rpartition("it/s  ")[2] for line in lines if " left" in line]
+    assert "  the validation took 0:00:40; 5 more follow" in lines
+    assert left[1] == "0:03:40 left"  # 200 iterations of a tenth of a second, and 200
+
+
+@pytest.mark.parametrize(
+    ("done", "begin", "expected"),
+    [(0, 1, 7), (50, 1, 6), (99, 1, 6), (300, 1, 1), (310, 1, 0), (0, 200, 4), (0, 400, 0)],
+)
+def test_validations_left(done, begin, expected):
+    """At 50, 100, ... 300, and at the end, 310."""
+    loop = SimpleNamespace(val_interval=50, val_begin=begin)
+    runner = SimpleNamespace(train_loop=loop, val_loop=loop, max_iters=310)
+    assert validations_left(runner, done) == expected
+
+
+def test_a_long_validation_has_lines(capsys, monkeypatch):
+    """Ten seconds after its start, and then every thirty."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr(time, "perf_counter", lambda: clock["now"])
+    runner, hook = SimpleNamespace(val_dataloader=range(20)), ProgressHook()
+    hook.before_val(runner)
+    for i in range(20):
+        clock["now"] += 4
+        hook.after_val_iter(runner, i)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"  validating: {done}/20" for done in (3, 11, 19)]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -17,9 +17,9 @@ from mmseg_ext.comparison.timing import MEBI, Result
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
     WholeImageSegmentor,
-    export,
     random_images,
     relative_difference,
+    write_onnx,
 )
 from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.segmentors import StripEncoderDecoder, score_maps, strip_losses
@@ -142,7 +142,7 @@ def export_row(model: nn.Module, size: tuple[int, int]) -> Row:
     images = random_images(size)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder, "model.onnx")
-        export(segmentor, path, size)
+        write_onnx(segmentor, path, size)
         scores = ExportedSegmentor(path)(images)
         difference = relative_difference(scores, segmentor(images))
     return {"difference": f"{difference:.1e}"}

@@ -2,7 +2,7 @@
 
 `read_checkpoint` reads both formats, torch's and safetensors. torch's weights-only unpickler reads
 a torch file, after `_check_format` has refused the formats for which torch takes another reader.
-Then `Rebuilder` copies what was read into objects of known types. `write_weights` writes weights
+Then `rebuild` copies what was read into objects of known types. `write_weights` writes weights
 with their classes and their license.
 """
 
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, serialization
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.checkpoint.plain_data import STAND_INS, Rebuilder, UnknownType
-from mmseg_ext.errors import CheckpointError, one_line
+from mmseg_ext.checkpoint.plain_data import STAND_INS, UnknownType, rebuild
+from mmseg_ext.errors import CheckpointError, one_line, pointer_problem
 from mmseg_ext.torch_versions import HAS_ALLOW_LIST, HAS_SAFE_TAR, allowed_globals
 
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
@@ -52,13 +52,15 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
 
     Raises:
         FileNotFoundError: if there is no such file.
-        CheckpointError: for a damaged file, or objects that `Rebuilder` does not know.
+        CheckpointError: for a damaged file, or objects that `rebuild` does not know.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint file{hashed_name_hint(path)}")
-    if path.suffix != ".safetensors":
-        with path.open("rb") as file:
+    with path.open("rb") as file:
+        if problem := pointer_problem(file.read(64)):
+            raise CheckpointError(f"{path}: {problem}")
+        if path.suffix != ".safetensors":
             return read_torch_file(file, path, map_location, mmap)
     with _describe_errors(path):
         from safetensors import safe_open
@@ -71,8 +73,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "dataset_meta" in meta:
             meta["dataset_meta"] = json.loads(meta["dataset_meta"])
-        size = path.stat().st_size
-        return Rebuilder(size, size).rebuild({"state_dict": tensors, "meta": meta})
+        return rebuild({"state_dict": tensors, "meta": meta})
 
 
 def hashed_name_hint(path: Path) -> str:
@@ -110,35 +111,25 @@ def read_torch_file(
     """Return the content of an open torch file, called `name` in errors, as `read_checkpoint`."""
     trusted = os.environ.get(_TRUST, "0").lower() in ("1", "y", "yes", "true")
     with _describe_errors(name):
-        sizes = _check_format(file, mmap)
+        _check_format(file, mmap)
         source = str(name) if mmap else file  # torch maps paths only, and 2.1 no `Path`
         with allowed_globals(STAND_INS):  # which are those of mmengine's Runner
             content = serialization.load(source, map_location, weights_only=not trusted, mmap=mmap)
-        return Rebuilder(*sizes, trusted).rebuild(content)
+        return rebuild(content, trusted)
 
 
-def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
-    """Return the sizes of a torch file and of its part without the data of tensors.
+def _check_format(file: BinaryIO, mmap: bool | None) -> None:
+    """Raise ValueError for a format that torch reads by another reader than its weights-only one.
 
-    Raises:
-        ValueError: for a format that torch reads by other means than its weights-only unpickler, a
-            wrong checksum, which torch ignores, or compressed entries.
+    Also for a wrong checksum, which torch ignores.
     """
-    size = described = file.seek(0, os.SEEK_END)
     file.seek(0)
     begin = file.read(4)
     if begin == b"PK\x03\x04":  # torch recognizes its format since 1.6 by these bytes
         with zipfile.ZipFile(file) as archive:
-            unpacked = described = 0
-            for entry in archive.infolist():
-                # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader.
-                if entry.filename.endswith("constants.pkl"):
-                    raise ValueError("it is a TorchScript archive")
-                unpacked += entry.file_size
-                if entry.filename.endswith("data.pkl"):
-                    described += entry.file_size
-            if unpacked > size:
-                raise ValueError("its entries are compressed")
+            # Before torch 2.6, `torch.load(weights_only=True)` runs TorchScript's loader.
+            if any(name.endswith("constants.pkl") for name in archive.namelist()):
+                raise ValueError("it is a TorchScript archive")
             if not mmap and (changed := archive.testzip()):
                 raise ValueError(f"the checksum of {changed} is wrong")
     elif begin[:1] != b"\x80":  # of a pickle
@@ -150,7 +141,6 @@ def _check_format(file: BinaryIO, mmap: bool | None) -> tuple[int, int]:
             "newer, and save it again with torch.save"
         )
     file.seek(0)
-    return size, described
 
 
 @contextlib.contextmanager
@@ -237,7 +227,12 @@ def write_weights(
     if dataset_meta is not None:
         meta["dataset_meta"] = dataset_meta
     if path.suffix == ".safetensors":
-        data = _safetensors(weights, meta)
+        from safetensors.torch import save
+
+        texts = {"format": "pt"}  # the format allows only texts as metadata
+        for key, value in meta.items():
+            texts[key] = value if isinstance(value, str) else json.dumps(value)
+        data = save(weights, texts)
     else:
         buffer = io.BytesIO()  # `torch.save` to a path hides why writing failed
         torch.save({"state_dict": weights, "meta": meta}, buffer)
@@ -247,13 +242,3 @@ def write_weights(
     with atomic_write(path) as part:
         part.write_bytes(data)
     return path
-
-
-def _safetensors(weights: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
-    """Return the content of a safetensors file; the format allows only texts as metadata."""
-    from safetensors.torch import save
-
-    texts = {"format": "pt"}
-    for key, value in meta.items():
-        texts[key] = value if isinstance(value, str) else json.dumps(value)
-    return save(weights, texts)

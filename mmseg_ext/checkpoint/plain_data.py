@@ -1,14 +1,13 @@
-"""The content of checkpoints as plain data: `to_plain` before saving, `Rebuilder` after reading.
+"""The content of checkpoints as plain data: `to_plain` before saving, `rebuild` after reading.
 
 torch's weights-only unpickler lets a file set attributes of the `OrderedDict`s, `Counter`s and
 tensors in it. NumPy and others trust such attributes: `__array_interface__` is a memory address. So
-`Rebuilder` copies what was read into objects of known types, and nothing is used before that.
+`rebuild` copies what was read into objects of known types, and nothing is used before that.
 
 Classes of NumPy and mmengine take no part in unpickling either: `STAND_INS` only record how a file
-wants them built, and `Rebuilder` builds them from checked values.
+wants them built, and `rebuild` builds them from checked values.
 """
 
-import math
 import re
 from collections import Counter, OrderedDict
 from typing import Any, Literal
@@ -22,7 +21,6 @@ _MARK = "__plain__"
 _LEAVES = {str, int, float, bool, complex, bytes, bytearray, type(None)}
 _LEAVES |= {torch.dtype, torch.device, torch.layout}
 _NUMBERS = re.compile("b1|[iu][1248]|f[248]|c8|c16")  # NumPy's codes: i8 for int64
-_SLACK = 20_000  # values beyond one per byte, for small tuples that are shared
 
 
 class _StandIn:
@@ -68,117 +66,89 @@ class UnknownType(TypeError):
     """A value in a checkpoint that is neither a tensor nor plain data."""
 
 
-class Rebuilder:
-    """`Rebuilder(...).rebuild(content)` copies what was read, to objects of known types only.
+def rebuild(value: Any, trusted: bool = False) -> Any:
+    """Copy what was read to objects of known types only.
 
     These are numbers, strings, dense tensors, containers, NumPy's numeric arrays and mmengine's
     `HistoryBuffer`s; an `argparse.Namespace` becomes a dict. Tensors share their storage with
-    `content`. The data that `to_plain` marked gets its type back.
+    `value`. The data that `to_plain` marked gets its type back.
 
     Args:
-        size: bytes in the file.
-        described: bytes of the part without the data of tensors. A value takes at least one byte.
-            Lists that contain each other many times over describe more values than that.
         trusted: keep values of other types instead of raising.
 
     Raises:
         UnknownType: for a value of another type.
-        ValueError: for values that do not fit together, or take far more memory than the file.
+        ValueError: for values that do not fit together.
     """
-
-    def __init__(self, size: int, described: int, trusted: bool = False):
-        self.trusted = trusted
-        self.values_left: float = described + _SLACK
-        self.bytes_left: float = 8 * size + 2**28
-        if trusted:
-            self.values_left = self.bytes_left = math.inf
-
-    def rebuild(self, value: Any) -> Any:
-        self.values_left -= 1
-        if self.values_left < 0:
-            raise ValueError("nested values that are shared too often")
-        kind = type(value)
-        if kind in _LEAVES:
-            return value
-        if kind in (Tensor, nn.Parameter):
-            return self._tensor(value)
-        if kind in (dict, OrderedDict, Counter):
-            return self._mapping(value)
-        if kind in (list, tuple, set, torch.Size):
-            return kind([self.rebuild(item) for item in value])
-        if kind is _BYTES and not value.arguments:
-            return b""
-        if kind is _NAMESPACE:
-            return self.rebuild(value.state)
-        if kind in _ARRAYS:
-            _, shape, dtype, fortran, data = value.state
-            return self._array(self.rebuild(shape), dtype, data, "F" if fortran is True else "C")
-        if kind in _SCALARS:
-            dtype, data = value.arguments
-            return self._array((), dtype, data)[()]
-        if kind is _HISTORY:
-            values = self.rebuild(value.state["_log_history"])
-            counts = self.rebuild(value.state["_count_history"])
-            return _history(values, counts, value.state["max_length"])
-        if self.trusted:
-            return value
-        raise UnknownType(f"an object of type {kind.__name__}")
-
-    def _tensor(self, value: Tensor) -> Tensor:
+    kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if kind in (Tensor, nn.Parameter):
         # Not `value.detach`: an attribute of the tensor can hide its methods.
         value = Tensor.detach(value)  # a new object, without attributes
         other = value.is_meta or value.is_nested or value.is_quantized
         if other or value.layout != torch.strided:
             raise ValueError("a tensor that is sparse, nested, quantized or without data")
-        # Tensors can repeat their elements (stride 0) and share storage; copies of them cannot.
-        self._count_bytes(value.numel() * value.element_size())
         # A byte other than 0 and 1 makes NumPy and torch count and index wrongly.
         if value.dtype == torch.bool:
             return value.view(torch.uint8).ne(0)
         return value
+    if kind in (dict, OrderedDict, Counter):
+        return _mapping(value, trusted)
+    if kind in (list, tuple, set, torch.Size):
+        return kind([rebuild(item, trusted) for item in value])
+    if kind is _BYTES and not value.arguments:
+        return b""
+    if kind is _NAMESPACE:
+        return rebuild(value.state, trusted)
+    if kind in _ARRAYS:
+        _, shape, dtype, fortran, data = value.state
+        return _array(rebuild(shape), dtype, rebuild(data), "F" if fortran is True else "C")
+    if kind in _SCALARS:
+        dtype, data = value.arguments
+        return _array((), dtype, rebuild(data))[()]
+    if kind is _HISTORY:
+        values = rebuild(value.state["_log_history"])
+        counts = rebuild(value.state["_count_history"])
+        return _history(values, counts, value.state["max_length"])
+    if trusted:
+        return value
+    raise UnknownType(f"an object of type {kind.__name__}")
 
-    def _count_bytes(self, number: int) -> None:
-        self.bytes_left -= number
-        if self.bytes_left < 0:
-            raise ValueError("tensors or arrays that repeat their data too often")
 
-    def _mapping(self, value: dict) -> Any:
-        # `dict.items`, since an `OrderedDict` from a file can have an attribute `items`.
-        items: dict[Any, Any] = {
-            self.rebuild(key): self.rebuild(item) for key, item in dict.items(value)
-        }
-        if items.get(_MARK) == "ndarray":
-            return items["data"].cpu().numpy()
-        if items.get(_MARK) == "history":
-            values, counts = items["values"].cpu().numpy(), items["counts"].cpu().numpy()
-            return _history(values, counts, items["max_length"])
-        if type(value) is dict:
-            return items
-        copy: Any = type(value)(items)
-        metadata = vars(value).get("_metadata")  # of a state dict: the modules' versions
-        if type(metadata) in (dict, OrderedDict):
-            copy._metadata = self.rebuild(metadata)
-        return copy
+def _mapping(value: dict, trusted: bool) -> Any:
+    # `dict.items`, since an `OrderedDict` from a file can have an attribute `items`.
+    pairs = [(rebuild(key, trusted), rebuild(item, trusted)) for key, item in dict.items(value)]
+    items: dict[Any, Any] = dict(pairs)
+    if items.get(_MARK) == "ndarray":
+        return items["data"].cpu().numpy()
+    if items.get(_MARK) == "history":
+        values, counts = items["values"].cpu().numpy(), items["counts"].cpu().numpy()
+        return _history(values, counts, items["max_length"])
+    if type(value) is dict:
+        return items
+    copy: Any = type(value)(items)
+    metadata = vars(value).get("_metadata")  # of a state dict: the modules' versions
+    if type(metadata) in (dict, OrderedDict):
+        copy._metadata = rebuild(metadata, trusted)
+    return copy
 
-    def _array(
-        self, shape: Any, dtype: object, data: object, order: Literal["C", "F"] = "C"
-    ) -> np.ndarray:
-        """Return a new array; the stand-ins guarantee nothing about the arguments."""
-        data = self.rebuild(data)
-        is_shape = type(shape) is tuple and all(type(side) is int for side in shape)
-        if type(data) is not bytes or not is_shape:
-            raise ValueError("an array without shape or data")
-        code = dtype.arguments[0] if isinstance(dtype, _DTYPE) and dtype.arguments else None
-        if type(code) is not str or not _NUMBERS.fullmatch(code):
-            raise UnknownType("an array of other values than numbers")
-        # NumPy's state of a dtype: (version, byte order, ...)
-        state: Any = dtype.state  # type: ignore  # of a `_DTYPE`
-        swapped = type(state) is tuple and state[1:2] == (">",)
-        array = np.ndarray(shape, (">" if swapped else "<") + code, data, order=order)
-        self._count_bytes(array.nbytes)  # many arrays can share `data`
-        if code == "b1":
-            return array.view(np.uint8) != 0
-        return array.astype(code, order=order)
+
+def _array(shape: Any, dtype: object, data: object, order: Literal["C", "F"] = "C") -> np.ndarray:
+    """Return a new array; the stand-ins guarantee nothing about the arguments."""
+    is_shape = type(shape) is tuple and all(type(side) is int for side in shape)
+    if type(data) is not bytes or not is_shape:
+        raise ValueError("an array without shape or data")
+    code = dtype.arguments[0] if isinstance(dtype, _DTYPE) and dtype.arguments else None
+    if type(code) is not str or not _NUMBERS.fullmatch(code):
+        raise UnknownType("an array of other values than numbers")
+    # NumPy's state of a dtype: (version, byte order, ...)
+    state: Any = dtype.state  # type: ignore  # of a `_DTYPE`
+    swapped = type(state) is tuple and state[1:2] == (">",)
+    array = np.ndarray(shape, (">" if swapped else "<") + code, data, order=order)
+    if code == "b1":
+        return array.view(np.uint8) != 0
+    return array.astype(code, order=order)
 
 
 def _history(values: object, counts: object, max_length: object) -> HistoryBuffer:

@@ -95,12 +95,6 @@ def _fills(given: object, own: Tensor) -> bool:
     return isinstance(given, Tensor) and given.shape == own.shape
 
 
-def _difference(given: object, own: Tensor) -> str:
-    if isinstance(given, Tensor):
-        return f"{tuple(given.shape)} for {tuple(own.shape)}"
-    return "missing"
-
-
 def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
     """Return one line about how much of the module `state_dict` fills.
 
@@ -138,8 +132,12 @@ def check_coverage(module: nn.Module, state_dict: Mapping[str, Tensor]) -> str:
         )
     needed = []
     for name in left:
+        given = state_dict.get(name)
+        problem = "missing"
+        if isinstance(given, Tensor):
+            problem = f"{tuple(given.shape)} for {tuple(own[name].shape)}"
         if not name.startswith(_AUXILIARY):
-            needed.append(f"{name} ({_difference(state_dict.get(name), own[name])})")
+            needed.append(f"{name} ({problem})")
     if _settings["entire_model"] and needed:
         raise CheckpointError(
             f"the weights leave {len(needed)} entries of {type(module).__name__} randomly "
@@ -267,8 +265,13 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
     weights = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights):
         raise CheckpointError(f"{filename}: contains no state dict")
-    if _settings["terms"] is not None:
-        _add_terms(terms_of(content), _settings["terms"])
+    collected = _settings["terms"]
+    if collected is not None:
+        for key, text in terms_of(content).items():
+            if not collected.get(key):
+                collected[key] = text
+            elif text not in collected[key]:  # of another file
+                collected[key] += f"; {text}"
     if weights is not content:
         if not isinstance(content.get("meta"), dict):
             content["meta"] = {}  # which `init_model` expects
@@ -277,16 +280,6 @@ def load_checkpoint(filename: str, map_location: Any = None, logger: Any = "curr
             for key in ("cfg", "config"):
                 part.pop(key, None)
     return content
-
-
-def _add_terms(found: dict[str, str], collected: dict[str, str]) -> None:
-    """Append what a file says of its license and training data, unless it is known already."""
-    for key, text in found.items():
-        known = collected.get(key, "")
-        if not known:
-            collected[key] = text
-        elif text not in known:
-            collected[key] = f"{known}; {text}"
 
 
 def _fetch(address: str, map_location: Any, logger: Any) -> Any:

@@ -32,6 +32,8 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.engine.rescaling import rescale
     from mmseg_ext.engine.run_record import describe_run
 
+    if args.minutes is not None:
+        raise ValueError("--minutes: needs a training to measure the speed; set --iterations")
     change = functools.partial(rescale, iterations=args.iterations, size=args.size)
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher, change)
     if args.amp:

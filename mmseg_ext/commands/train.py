@@ -14,6 +14,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--auto-scale-lr", action="store_true", help="to the effective batch size")
     rescaled = "iterations; schedules and intervals keep their shares of them"
     parser.add_argument("--iterations", type=int, metavar="N", help=rescaled)
+    timed = "measure the speed, and set the iterations that fit in this time with validations"
+    parser.add_argument("--minutes", type=float, metavar="N", help=timed)
     resized = "short side of the crops; images and windows change by the same factor"
     parser.add_argument("--size", type=int, metavar="N", help=resized)
     launcher_flags(parser)

@@ -16,6 +16,7 @@ if stack_problem() is None:
         CheckedDataset,
         CheckedPascalVOCDataset,
     )
+    from mmseg_ext.datasets.fast_transforms import LabeledRandomCrop
     from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
     from mmseg_ext.datasets.nuclei import NucleiDataset
     from mmseg_ext.datasets.published_voc import PadToRemainder, RandomRatioScale
@@ -28,6 +29,7 @@ if stack_problem() is None:
         "CheckedDataset",
         "CheckedLoadAnnotations",
         "CheckedPascalVOCDataset",
+        "LabeledRandomCrop",
         "NucleiDataset",
         "PadToRemainder",
         "RandomRatioScale",

@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 from mmcv.transforms.utils import cache_randomness
 from mmseg.datasets.transforms import PhotoMetricDistortion, RandomCrop
+from mmseg.registry import TRANSFORMS
 
 
 class CountingRandomCrop(RandomCrop):
@@ -75,3 +76,28 @@ class TablePhotoMetricDistortion(PhotoMetricDistortion):
             hsv[:, :, 0] = cv2.LUT(hsv[:, :, 0], table)
             img = cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR)
         return img
+
+
+@TRANSFORMS.register_module()
+class LabeledRandomCrop(CountingRandomCrop):
+    """`RandomCrop` whose crops have a labeled pixel wherever the image has one.
+
+    A crop without any is drawn again around a random labeled pixel. Sparse annotations need this:
+    such a crop trains nothing, and `cat_max_ratio` counts only labeled pixels.
+    """
+
+    @cache_randomness
+    def crop_bbox(self, results: dict) -> tuple[int, int, int, int]:
+        """Draw top, bottom, left and right, as `RandomCrop` if the result has a labeled pixel."""
+        box = super().crop_bbox(results)
+        labeled = results["gt_seg_map"] != self.ignore_index
+        if self.crop(labeled, box).any() or not labeled.any():
+            return box
+        places = np.flatnonzero(labeled)
+        place = np.unravel_index(places[np.random.randint(len(places))], labeled.shape)
+        starts = []
+        for inside, side, length in zip(place, self.crop_size, labeled.shape, strict=True):
+            last = max(length - side, 0)
+            starts.append(np.random.randint(max(inside - side + 1, 0), min(inside, last) + 1))
+        top, left = starts
+        return top, top + self.crop_size[0], left, left + self.crop_size[1]

@@ -11,7 +11,7 @@ from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, read, read_bytes
-from mmseg_ext.images.values import Pixels, ValueRange, is_deep, is_tiff
+from mmseg_ext.images.values import ValueRange, is_deep, is_tiff
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
@@ -60,54 +60,54 @@ class CheckedLoadImage(LoadImageFromFile):
     def transform(self, results: dict) -> dict:
         """Add `img`, `img_shape`, `ori_shape`, and `value_note` if a range is missing.
 
-        If the results have `pixels`, they replace the file, which `img_path` then only names.
+        If the results have a `photo`, it replaces the file, which `img_path` then only names.
         """
         path = results["img_path"]
-        pixels, content = results.pop("pixels", None), results.pop("content", None)
-        if pixels is None:
-            if content is None:
-                content = read_bytes(path, self.backend_args)
-            if self._is_beyond_mmcv(content):
-                pixels = read(content, path)
+        photo, content = results.pop("photo", None), results.pop("content", None)
         has_labels = bool(results.get("seg_map_path"))
         rotates = not has_labels and not self.color_type.endswith("ignore_orientation")
-        if pixels is None:
+        if photo is None and content is None:
+            content = read_bytes(path, self.backend_args)
+        if photo is None and self._is_read_by_mmcv(content):
             flag = self.color_type
             if not rotates and flag in ("color", "grayscale"):
                 flag += "_ignore_orientation"
             image = decode(content, path, flag, self.imdecode_backend)
         else:
+            photo = photo or read(content, path)
             if rotates:
-                pixels = pixels.upright()
-            if self.value_range is None and self.color_type != "unchanged":
-                _note_missing_range(pixels, path, results)
-            image = self._convert(pixels, path)
+                photo = photo.upright()
+            if self.color_type == "unchanged":
+                image = self._unchanged(photo.values)
+            else:
+                note = None if self.value_range is not None else photo.dark_note()
+                if note:
+                    results["value_note"] = note
+                if note and note not in warned_kinds:
+                    warned_kinds.add(note)
+                    warnings.warn(f"{path}: {note}", stacklevel=2)
+                try:
+                    image = photo.fit(self.channels, self.value_range)
+                except ValueError as error:
+                    raise UnreadableFileError(f"{path}: {error}") from error
+                if self.channels == 3:
+                    image = image[..., ::-1]  # BGR, as OpenCV has decoded it
+                image = np.ascontiguousarray(image)
+                if self.color_type.startswith("grayscale"):
+                    image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
         if self.to_float32:
             image = image.astype(np.float32)
         results["img"] = image
         results["img_shape"] = results["ori_shape"] = image.shape[:2]
         return results
 
-    def _is_beyond_mmcv(self, content: bytes) -> bool:
-        """Return whether mmcv would read the file with other values or channels."""
+    def _is_read_by_mmcv(self, content: bytes) -> bool:
+        """Return whether the config chooses how mmcv reads the file."""
         if self.imdecode_backend != "cv2" or self.color_type == "unchanged":
-            return False  # the user chose how mmcv reads it
-        return self.channels != 3 or is_tiff(content) or is_deep(content)
-
-    def _convert(self, pixels: Pixels, name: str) -> np.ndarray:
-        """Return the image (H, W, channels), or (H, W) for a gray `color_type`."""
-        if self.color_type == "unchanged":
-            return self._unchanged(pixels.values)
-        try:
-            image = pixels.fit(self.channels, self.value_range)
-        except ValueError as error:
-            raise UnreadableFileError(f"{name}: {error}") from error
-        image = np.ascontiguousarray(image)
-        if self.channels == 3:
-            image = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        if self.color_type.startswith("grayscale"):
-            image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        return image
+            return True
+        # JPEG stores gray itself. mmcv would change values of more bits, and other channels.
+        is_plain = self.channels == 3 and not (is_tiff(content) or is_deep(content))
+        return is_plain and self.color_type.startswith("grayscale")
 
     def _unchanged(self, values: np.ndarray) -> np.ndarray:
         """Return values (H, W, channels) in the order in which mmcv reads them from a file."""
@@ -116,14 +116,3 @@ class CheckedLoadImage(LoadImageFromFile):
             return values
         blue_green_red_alpha = [2, 1, 0, 3]
         return values[..., blue_green_red_alpha[:channels]]
-
-
-def _note_missing_range(pixels: Pixels, path: str, results: dict) -> None:
-    """Add `value_note` for an image that may be dark without a range; warn once for each kind."""
-    note = pixels.dark_note()
-    if not note:
-        return
-    results["value_note"] = note
-    if note not in warned_kinds:
-        warned_kinds.add(note)
-        warnings.warn(f"{path}: {note}", stacklevel=3)

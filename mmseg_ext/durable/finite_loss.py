@@ -23,6 +23,9 @@ from mmseg_ext.durable.optimizer_groups import single_wrappers
 from mmseg_ext.durable.runner import DurableRunner
 from mmseg_ext.errors import RunError
 
+# Losses in a row that a gradient scaler may skip; it halves its scale of 65,536 for each.
+_MOST_SKIPPED = 20
+
 
 @dataclass
 class _Check:
@@ -30,6 +33,7 @@ class _Check:
 
     iteration: int
     images: list[str]
+    labels: list[Tensor]  # maps of segmentors
     losses: list[tuple[int, Tensor]]
     norms: dict[nn.Parameter, Tensor]  # the largest absolute values of the gradients
     failed: Tensor  # 1.0 or 0.0, the same in every process
@@ -42,8 +46,10 @@ class FiniteLossHook(Hook):
 
     All losses since the last step are checked, in every process, with one synchronization per step.
     The message names the iteration, the loss or the parameter, and the image files. Nothing is
-    saved: the last checkpoint is from before. With a float16 gradient scaler the hook does nothing:
-    the scaler itself skips such a step and lowers its scale.
+    saved: the last checkpoint is from before. Gradients are checked before they are clipped, which
+    would turn infinity into a number. A float16 gradient scaler skips such steps and lowers its
+    scale; the hook then stops the run if no loss has been finite for twenty iterations, when it
+    saves, validates or ends.
 
     Fused SGD, Adam and AdamW of a `DurableRunner` skip the step without the synchronization. The
     run then stops before the next step, or before it saves, validates or ends.
@@ -52,21 +58,29 @@ class FiniteLossHook(Hook):
     def __init__(self):
         self._stepped = False  # since the last batch
         self._images: list[str] = []  # of the iterations since the last step
+        self._labels: list[Tensor] = []  # of their images, if these have label maps
         self._losses: list[tuple[int, Tensor]] = []  # iteration and loss, since the last step
         self._handles: list[RemovableHandle] = []
         self._optimizers: list[Any] = []
         self._waits = True  # for the result, before the step
+        self._is_checked = False  # the step that is computed now, before its gradients were clipped
+        self._clipped: list[tuple[Any, Any]] = []  # wrappers, and their own `step`
+        self._scaled = False  # by a float16 gradient scaler
+        self._failures: Any = 0  # losses that are not finite, since the last finite one
         self._pending: _Check | None = None  # of the last step
 
     def before_train(self, runner) -> None:
         for wrapper in single_wrappers(runner.optim_wrapper):
             scaler = getattr(wrapper, "loss_scaler", None)
-            if scaler is None or not scaler.is_enabled():
-                check = functools.partial(self._check_step, runner)
-                self._handles.append(wrapper.optimizer.register_step_pre_hook(check))
-                self._optimizers.append(wrapper.optimizer)
-        if not self._handles:
-            return
+            if scaler is not None and scaler.is_enabled():
+                self._scaled = True
+                continue
+            check = functools.partial(self._check_step, runner)
+            self._handles.append(wrapper.optimizer.register_step_pre_hook(check))
+            self._optimizers.append(wrapper.optimizer)
+            if wrapper.clip_grad_kwargs:
+                self._clipped.append((wrapper, wrapper.step))
+                wrapper.step = self._checked_before_clipping(runner, wrapper)
         # Other Runners save without a hook in every process.
         is_durable = isinstance(runner, DurableRunner)
         self._waits = not (is_durable and all(map(_skips_steps, self._optimizers)))
@@ -94,6 +108,8 @@ class FiniteLossHook(Hook):
 
     def after_train(self, runner) -> None:
         self._require_passed(runner)
+        for wrapper, step in self._clipped:
+            wrapper.step = step
         for handle in self._handles:
             handle.remove()
         for optimizer in self._optimizers:
@@ -102,13 +118,37 @@ class FiniteLossHook(Hook):
     def _record(self, iteration: int, loss: Tensor, batch: dict) -> None:
         if self._stepped:
             self._images = []
+            self._labels = []
             self._losses = []
             self._stepped = False
         self._losses.append((iteration, loss))
+        if self._scaled:
+            self._failures = (self._failures + 1) * (~loss.isfinite().all())
+            if not self._optimizers:  # the newest loss and its images are enough
+                self._stepped = True
         for sample in batch.get("data_samples") or ():
             self._images.append(sample.get("img_path", "unknown"))
+            if "gt_sem_seg" in sample:
+                self._labels.append(sample.gt_sem_seg.data)
 
-    def _check_step(self, runner, optimizer: Any, args, kwargs) -> None:
+    def _checked_before_clipping(self, runner, wrapper: Any) -> Any:
+        """Return the wrapper's `step`, after a check that its optimizer then leaves out."""
+        step = wrapper.step
+
+        @functools.wraps(step)  # also the mark of mmengine's schedules, which have wrapped it
+        def checked(*args, **kwargs) -> None:
+            self._check_step(runner, wrapper.optimizer)
+            self._is_checked = True
+            try:
+                step(*args, **kwargs)
+            finally:
+                self._is_checked = False
+
+        return checked
+
+    def _check_step(self, runner, optimizer: Any, *arguments: Any) -> None:
+        if self._is_checked:
+            return
         self._require_passed(runner)  # of the step before
         check = self._check(runner, optimizer)
         self._pending = check
@@ -128,10 +168,18 @@ class FiniteLossHook(Hook):
         values.extend(norms.values())
         failed = (~torch.stack(values).isfinite()).any().float()
         dist.all_reduce(failed, "max")
-        return _Check(runner.iter + 1, self._images, self._losses, norms, failed)
+        return _Check(runner.iter + 1, self._images, self._labels, self._losses, norms, failed)
 
     def _require_passed(self, runner) -> None:
         """Raise a RunError if the pending check has failed, in every process."""
+        if self._scaled and isinstance(self._failures, Tensor):
+            failures = self._failures.float()
+            dist.all_reduce(failures, "max")
+            if failures >= _MOST_SKIPPED:
+                failed = torch.ones(())
+                self._pending = _Check(
+                    runner.iter, self._images, self._labels, self._losses, {}, failed
+                )
         check = self._pending
         self._pending = None
         if check is None:
@@ -143,6 +191,13 @@ class FiniteLossHook(Hook):
         # Every process reaches this line, and reports one problem of all.
         problem = _find_problem(runner, check)
         if problem is not None:
+            ignored = getattr(unwrap_model(runner.model), "decode_head", None)
+            ignored = getattr(ignored, "ignore_index", 255)
+            if check.labels and all(bool((label == ignored).all()) for label in check.labels):
+                problem += (
+                    f", and no pixel of the batch counts (all labels are {ignored}); annotate more "
+                    "of these images, or use a loss that is 0 then"
+                )
             problem += (
                 "; the weights are unchanged. Images of the batch: "
                 f"{', '.join(check.images) or 'unknown'}. --resume continues from the last "

@@ -34,6 +34,15 @@ def stored_settings(wrapper: Any, schedules: Any) -> Settings:
     return found
 
 
+def remaining_rates(wrapper: Any, schedules: Any) -> set[float] | None:
+    """Return the learning rates of the rest of the run if no schedule changes them any more."""
+    for schedule in _in_one_list(schedules or []):
+        state = schedule.state_dict()
+        if state["_global_step"] + 1 < state["end"]:
+            return None
+    return {float(group["lr"]) for group in _in_one_list(wrapper.param_groups)}
+
+
 def _in_one_list(items: Any) -> list:
     """Return a list, or the elements of the lists that several optimizers have by their names."""
     if not isinstance(items, dict):

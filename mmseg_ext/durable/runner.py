@@ -37,7 +37,11 @@ from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
 from mmseg_ext.durable.levers import LeverHook, apply_levers
-from mmseg_ext.durable.replaced_settings import changed_settings, stored_settings
+from mmseg_ext.durable.replaced_settings import (
+    changed_settings,
+    remaining_rates,
+    stored_settings,
+)
 from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
 from mmseg_ext.durable.runner_hooks import (
     PlainCheckpointHook,
@@ -186,6 +190,21 @@ class DurableRunner(Runner):
             self.logger.info(f"{filename}: is the end of the training, so nothing is left to train")
         kept = stored_settings(self.optim_wrapper, self.param_schedulers)
         changed = changed_settings(configured, kept)
+        # The schedules are the checkpoint's. A longer run continues after their end.
+        rates = remaining_rates(self.optim_wrapper, self.param_schedulers)
+        left = self.max_iters - self.iter
+        is_idle = left > 0 and rates is not None and max(rates) < 1e-12  # but for rounding
+        if is_idle and changed:
+            raise CheckpointError(
+                f"{filename}: its schedules have ended with a learning rate of 0, so the other "
+                f"{left} iterations would train nothing ({'; '.join(changed)}); start a new run "
+                f"from the weights, without --resume, with --cfg-options load_from={filename}"
+            )
+        if is_idle:
+            self.logger.warning(
+                f"param_scheduler: has ended with a learning rate of 0, so the other {left} "
+                "iterations train nothing; set a later end"
+            )
         if changed:
             self.logger.warning(
                 f"{filename}: the checkpoint overrides settings of the config ({'; '.join(changed)}"

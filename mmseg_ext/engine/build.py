@@ -34,8 +34,14 @@ from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.engine.run_checks import check_loops, check_metrics, dataset_warnings
+from mmseg_ext.engine.run_checks import (
+    check_loops,
+    check_metrics,
+    dataset_warnings,
+    incomplete_splits,
+)
 from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
+from mmseg_ext.engine.test_time_views import swapped_classes, unseen_views
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
 from mmseg_ext.terminal import quiet_terminal
@@ -121,7 +127,10 @@ def build_test_runner(
         if "tta_pipeline" not in cfg:
             raise LaunchError("--tta: the config has no tta_pipeline; add it")
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        tta_model = cfg.get("tta_model") or {"type": "StreamingSegTTAModel"}
+        tta_model = dict(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"})
+        swapped = swapped_classes(cfg)
+        if swapped and type_name(tta_model) == "StreamingSegTTAModel":
+            tta_model.setdefault("swap_seg_labels", swapped)
         cfg.model = {**tta_model, "module": cfg.model}
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
@@ -131,7 +140,11 @@ def build_test_runner(
             if type_name(metric) not in ("BoundaryMetric", "ObjectMetric"):
                 metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
-    return _build(cfg, "test_loop")
+    runner = _build(cfg, "test_loop")
+    warning = unseen_views(cfg) if tta else ""
+    if warning:
+        runner.logger.warning(warning)
+    return runner
 
 
 def build_segmentor(cfg: Config) -> Any:
@@ -179,7 +192,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
         if name not in (cfg.get("default_hooks") or {}):
             runner.register_hook(kind())
     check_loops(runner)
-    for warning in dataset_warnings(runner):
+    for warning in (*dataset_warnings(runner), *incomplete_splits(runner)):
         runner.logger.warning(warning)
     if "train_loop" in loops:
         from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg
@@ -254,9 +267,15 @@ def _fit_learning_rate(runner: Runner) -> None:
         runner.auto_scale_lr = {"enable": True, "base_batch_size": base_batch_size}
         runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
     elif effective != base:
+        batches_of_a_step = runner.world_size * found["accumulated_batches"]
+        hint = ""
+        if batches_of_a_step and base % batches_of_a_step == 0:
+            images = base // batches_of_a_step
+            hint = f"set --cfg-options train_dataloader.batch_size={images} to keep it, or "
         runner.logger.warning(
-            f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}); "
-            f"add --auto-scale-lr to multiply it by {effective / base:g}"
+            f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}), "
+            f"so the run sees {effective / base:g} of the schedule's images; {hint}add "
+            f"--auto-scale-lr, which only multiplies the rate by {effective / base:g}"
         )
 
 

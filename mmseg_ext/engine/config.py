@@ -4,8 +4,10 @@ Keys that have no effect are warnings. Of the data, functions return the dataset
 classes and palette, the channels of images and the size of crops.
 """
 
+import contextlib
 import difflib
 import inspect
+import json
 import os
 import sys
 import traceback
@@ -27,8 +29,8 @@ from mmseg_ext.upstream import base_configs
 KEYS = set(inspect.signature(Runner).parameters)
 KEYS |= {"activation_checkpointing", "compile", "compile_blocks"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
-KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision", "import_from"}
-KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
+KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision", "image_counts"}
+KEYS |= {"import_from", "min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 KEYS |= {"tta_model", "tta_pipeline"}
 _FOLDERS: set[str] = set()  # in which Python finds modules of configs that were loaded
 _MMSEG_BASE = (
@@ -88,26 +90,57 @@ def load_config(
 
 
 def _follow_move(cfg: Config, path: str) -> list[str]:
-    """Set the paths of a run's config to the place of its project; return a note if it has moved.
+    """Set the paths of a run's config to where its files are now; return a note if they moved.
 
-    The config in a project's `work_dir`, or in a folder there, has absolute paths. After a move
-    they would lead to the old place, or after a copy to the other project.
+    The config in a work directory, or in a folder of logs there, has absolute paths. After a move
+    they would lead to the old place, or after a copy to the data of the original. What the work
+    directory and the data have in common moves with both: of `a/run` and `a/data`, copied to `b`,
+    the data is in `b/data`. A path stays if nothing is at the new place, because only the work
+    directory was copied; all paths of a project follow its own `work_dir`.
     """
-    file, written = Path(path).resolve(), Path(cfg.get("work_dir") or "")
-    for folder in file.parents[:3]:
-        is_of_project = (folder.parent / "config.py").is_file() and folder.name == "work_dir"
-        if not is_of_project or not written.is_absolute() or written.name != "work_dir":
+    file, record = Path(path).resolve(), {}
+    written = str(cfg.get("work_dir") or "")
+    for new in file.parents[:3]:  # the work directory, or above `20260131_235959/vis_data`
+        of_project = new.name == "work_dir" and (new.parent / "config.py").is_file()
+        for log in sorted(new.glob("[0-9]*_[0-9]*/run.json")):
+            with contextlib.suppress(ValueError):  # a damaged record
+                found = json.loads(log.read_text(errors="replace"))
+                # A config of a user can be in a folder of runs, too.
+                if log.parent in file.parents or Path(str(found["config"])).name == file.name:
+                    record = found
+        if of_project or record:
+            break
+    else:
+        return []
+    if not Path(written).is_absolute():
+        written = str(record.get("folder") or "")
+    old = Path(written)
+    if not old.is_absolute() or (of_project and old.name != "work_dir"):
+        return []
+    is_project_called_work_dir = of_project and old.parent.resolve() == file.parent
+    if old.resolve() == new or is_project_called_work_dir:
+        return []
+    moved = {}
+    for key, value in settings_inside("", cfg.to_dict()):
+        if not isinstance(value, str) or not Path(value).is_absolute():
             continue
-        old, new = written.parent, folder.parent
-        if old.resolve() in (new, file.parent):  # the second is a project called work_dir
-            return []
-        moved = {}
-        for key, value in settings_inside("", cfg.to_dict()):
-            if isinstance(value, str) and Path(value).is_relative_to(old):
-                moved[key.removeprefix(".")] = str(new / Path(value).relative_to(old))
-        cfg.merge_from_dict(moved)
-        return [f"{path}: its project was in {old}; the paths there are replaced by {new}"]
-    return []
+        common = Path(os.path.commonpath([old, value]))
+        place = new / os.path.relpath(value, old)
+        if of_project:
+            moves = Path(value).is_relative_to(old.parent)
+        else:
+            moves = common != Path(common.anchor) and place.exists()
+        if moves:
+            moved[key.removeprefix(".")] = os.path.normpath(place)
+    if not of_project:
+        moved["work_dir"] = str(new)  # it can be relative
+    cfg.merge_from_dict(moved)
+    if of_project:
+        return [
+            f"{path}: its project was in {old.parent}; the paths there are replaced by {new.parent}"
+        ]
+    changed = [f"{key} is now {value}" for key, value in moved.items() if key != "work_dir"]
+    return ["; ".join([f"{path}: its work directory was {old}", *changed[:1]])]
 
 
 def _import_modules(cfg: Config, path: str) -> None:

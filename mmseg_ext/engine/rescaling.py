@@ -10,7 +10,8 @@ from mmseg_ext.errors import LaunchError
 
 _LENGTHS = ("T_max", "milestones", "periods", "step_size", "total_steps")  # of schedulers
 _RESIZES = ("RandomChoiceResize", "RandomResize", "Resize")
-_TRANSFORMS = (*_RESIZES, "Pad", "RandomCrop")
+_CROPS = ("RandomCrop", "LabeledRandomCrop")
+_TRANSFORMS = (*_RESIZES, "Pad", *_CROPS)
 _SIZES = ("crop_size", "scale", "scale_factor", "scales", "size", "stride")  # of transforms, ...
 
 
@@ -89,7 +90,7 @@ def _pipelines(cfg: Config, loader: str) -> list[list]:
 def _resizes_images(steps: list) -> bool:
     """Return whether a pipeline resizes images, and not only crops of them."""
     kinds = [type_name(step) for step in steps]
-    end = kinds.index("RandomCrop") if "RandomCrop" in kinds else len(kinds)
+    end = next((i for i, kind in enumerate(kinds) if kind in _CROPS), len(kinds))
     return any(kind in _RESIZES for kind in kinds[:end])
 
 

@@ -4,9 +4,11 @@ Some settings build and fail hours later, at the first validation, or never end:
 `LaunchError`. Others train something else than they say, such as fewer classes: these are warnings.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 from torch import nn
@@ -29,6 +31,28 @@ def check_loops(runner: Runner) -> None:
             "train_cfg.val_interval=0: is not an interval; to train without validation, set "
             "val_cfg, val_dataloader and val_evaluator to None"
         )
+
+
+def missing_images(cfg: Config, split: str, count: int) -> str:
+    """Return a line if a split has fewer images than the dataset's `image_counts`, otherwise ''."""
+    expected = (cfg.get("image_counts") or {}).get(split, 0)
+    if count >= expected:
+        return ""
+    return (
+        f"{split}_dataloader: {split} has {count:,} of {expected:,} images, so scores differ from "
+        "those of the dataset; complete it (docs/data.md)"
+    )
+
+
+def incomplete_splits(runner: Runner) -> Iterator[str]:
+    """Yield the line of `missing_images` for each split that the Runner has built."""
+    loops = {"train": runner._train_loop, "val": runner._val_loop, "test": runner._test_loop}
+    for split, loop in loops.items():
+        loader = getattr(loop, "dataloader", None)  # not of a config, or None
+        if loader is not None:
+            count = sum(len(dataset) for dataset in inner_datasets(loader.dataset))
+            if line := missing_images(runner.cfg, split, count):
+                yield line
 
 
 def dataset_warnings(runner: Runner) -> list[str]:

@@ -5,6 +5,7 @@ writes it to `run.json`, and `summary` turns it into the lines that a training l
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -110,6 +111,8 @@ class RunRecordHook(Hook):
         if not is_main_process():
             return
         self._record = describe_run(runner.cfg, runner.world_size, runner.seed)
+        self._record["folder"] = os.path.abspath(runner.work_dir)  # the config's may be relative
+        self._record["iterations"] = runner.max_iters
         self._record["start_iteration"] = runner.iter
         self._record["started"] = _now()
         for hook in runner.hooks:

@@ -1,13 +1,15 @@
 """Image files: finding and reading them, and one error that names a file that does not decode.
 
-OpenCV reads photos, as in mmcv. It returns None for a damaged file, and older versions fill the
-missing part of a truncated JPEG with gray. Pillow raises a different exception for each kind of
-damage. `values` reads TIFFs, images of more than 8 bits, and other numbers of channels than three.
+`read` decodes any image, by `values.read_pixels`, and `read_photo` one from its path. `decode`
+calls mmcv, for label maps and for loaders whose config chooses how mmcv reads. Decoders raise a
+different exception for each kind of damage, OpenCV returns None, and its older versions fill the
+missing part of a truncated JPEG with gray.
 """
 
 import contextlib
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import mmcv
@@ -15,19 +17,23 @@ import numpy as np
 from mmengine import fileio
 from PIL import Image
 
-from mmseg_ext.errors import UnreadableFileError, one_line
+from mmseg_ext.errors import UnreadableFileError, one_line, pointer_problem
 from mmseg_ext.images.values import (
     IMAGE_SUFFIXES,
-    Pixels,
+    Photo,
     any_size,
     exif_orientation,
+    image_size,
+    is_complete,
     is_tiff,
+    read_page,
     read_pixels,
-    tiff_file,
+    require_end,
 )
 
-# The first and last bytes of complete JPEG and PNG files.
-_FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
+# Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
+# classes, its labels and the picture that is written.
+BYTES_PER_PIXEL = 17
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
@@ -61,20 +67,36 @@ def _is_shown(name: str) -> bool:
     return not name.startswith(".")
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return width and height of an image file; only its header is read.
+def read_photo(path: Path, page: int | None = None, most: int | None = None) -> Photo:
+    """Return the photo at `path`, which is opened once.
+
+    Args:
+        page: number of the image in a TIFF stack, from 0, as in `values.tiff_images`.
+        most: pixels that a photo may have.
 
     Raises:
-        Exception: of a decoder, if it cannot read the header.
+        UnreadableFileError: for a damaged file, or a TIFF that cannot be read.
+        ValueError: for a photo of more pixels, which is not decoded.
+        OSError: if the file cannot be opened.
     """
+    name = str(path) if page is None else f"{path}: page {page + 1}"
     with path.open("rb") as file:
-        tiff = is_tiff(file.read(4))
-    if tiff:
-        with tiff_file(path) as file:  # Pillow opens few kinds
-            page = file.pages[0]
-            return page.imagewidth, page.imagelength
-    with any_size(), Image.open(path) as image:
-        return image.size
+        try:
+            width, height = image_size(file)
+        except Exception as error:  # of a decoder
+            file.seek(0)
+            raise _damage(file.read(), name) from error
+        if most is not None and width * height > most:
+            memory = f"needs {width * height * BYTES_PER_PIXEL / 2**30:.1f} GiB or more"
+            allow = f"allow it with --max-pixels {width * height}"
+            raise ValueError(f"{path}: has {width}x{height} pixels and {memory}; {allow}")
+        file.seek(0)
+        if page is None:
+            return read(file.read(), name)
+        try:
+            return replace(read_page(file, page), name=name)
+        except Exception as error:  # of a decoder
+            raise UnreadableFileError(f"{name}: {one_line(error)}") from error
 
 
 def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
@@ -100,9 +122,7 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     try:
         with contextlib.nullcontext() if backend == "cv2" else any_size():
             image = mmcv.imfrombytes(data, flag=flag, backend=backend)
-        if not _is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
-            with any_size():
-                Image.open(io.BytesIO(data)).load()
+        require_end(data)
     except Exception:  # decoders raise anything: cv2.error, SyntaxError, struct.error
         image = None
     if image is None:
@@ -110,29 +130,24 @@ def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     return image
 
 
-def read(data: bytes, path: str, indices: bool = False) -> Pixels:
+def read(data: bytes, path: str, indices: bool = False) -> Photo:
     """Return the image in `data` as the file declares it; see `values.read_pixels`.
 
     Raises:
         UnreadableFileError: if `data`, read from `path`, is damaged, or a TIFF that cannot be read.
     """
     try:
-        return read_pixels(data, indices)
+        return replace(read_pixels(data, indices), name=path)
     except Exception as error:  # of a decoder, or about a TIFF
         if is_tiff(data) and isinstance(error, ValueError | NotImplementedError):
             raise UnreadableFileError(f"{path}: {one_line(error)}") from error
         raise _damage(data, path) from error
 
 
-def _is_complete(data: bytes) -> bool:
-    for start, end in _FRAMES:
-        if data.startswith(start):
-            return data.endswith(end)
-    return True
-
-
 def _damage(data: bytes, path: str) -> UnreadableFileError:
-    problem = "does not decode" if _is_complete(data) else "is truncated"
+    if pointer := pointer_problem(data):
+        return UnreadableFileError(f"{path}: {pointer}")
+    problem = "does not decode" if is_complete(data) else "is truncated"
     return UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
 
 
@@ -140,6 +155,6 @@ def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
         with any_size():
-            return exif_orientation(Image.open(io.BytesIO(data)))
+            return exif_orientation(Image.open(io.BytesIO(data)), data)
     except Exception:  # `decode` reports the damage
         return 1

@@ -1,4 +1,7 @@
-"""Pixels as image files declare them, and their values as networks take them: 0 to 255.
+"""Photos: one decoder for all kinds of files, and values as networks take them: 0 to 255.
+
+`read_pixels` decodes a file into a `Photo`, which has everything that the file declares: values,
+alpha, orientation, the place on a map, ... `files.read_photo` reads one from a path.
 
 The module needs NumPy and Pillow, tifffile for TIFF, and OpenCV for color PNGs of 16 bits and for
 TIFFs whose compression tifffile lacks. `demo/run_exported.py` uses it without this package.
@@ -11,21 +14,27 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp")
 IMAGE_SUFFIXES += (".jp2", ".ppm", ".pgm")
 EXIF_ORIENTATION = 0x0112
 _GDAL_NODATA = 42113
+# ModelPixelScale, ModelTiepoint, ModelTransformation, and the directory of keys with its values.
+GEOTIFF_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two are BigTIFF
 _REDUCED, _MASK = 1, 4  # bits of a page's NewSubfileType
 _MINISWHITE, _MINISBLACK, _RGB, _PALETTE = range(4)  # photometric interpretations
 _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
+# Decoded by OpenCV, as in mmcv, or by Pillow if OpenCV is missing.
+_BY_OPENCV = ("L", "P", "RGB", "CMYK", "YCbCr")
+# The first and last bytes of complete JPEG and PNG files.
+_FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
+_EXIF_OF_PNG = (b"eXIf", b"Raw profile type exif")  # the second is ImageMagick's
 # Such as P5 4 3 255: the kind, width, height and white.
 _PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
 
@@ -49,8 +58,8 @@ def any_size() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """An image as its file declares it."""
+class Photo:
+    """A photo, or another image, as its file declares it."""
 
     values: np.ndarray  # (H, W, C) in the order of the file, such as red, green, blue
     # The largest value that the file's type allows, 1 for floats; None for signed and 32-bit
@@ -61,8 +70,10 @@ class Pixels:
     missing: float | None = None  # the value of pixels without data, if the file declares one
     colors: bool = False  # whether the first three channels are declared as red, green and blue
     palette: np.ndarray | None = None  # RGBA (N, 4), if the values are indices
+    geotags: tuple[tuple, ...] = ()  # the place on a map, as `extratags` of tifffile
+    name: str = "image"  # its path and page, for messages
 
-    def upright(self) -> "Pixels":
+    def upright(self) -> "Photo":
         """Return the image turned as its orientation tells."""
         values, tag = self.values, self.orientation
         if tag >= 5:
@@ -72,6 +83,14 @@ class Pixels:
         if tag in (2, 3, 6, 7):
             values = values[:, ::-1]
         return replace(self, values=values, orientation=1)
+
+    def without_data(self) -> np.ndarray:
+        """Return which pixels have the declared value of pixels without data, (H, W), bool."""
+        if self.missing is None:
+            return np.zeros(self.values.shape[:2], bool)
+        if math.isnan(self.missing):  # which no value equals
+            return (self.values != self.values).all(2)
+        return (self.values == self.missing).all(2)
 
     def bands(self, channels: int) -> np.ndarray:
         """Return the values without declared alpha, unless it is one of so many channels."""
@@ -118,8 +137,8 @@ def _hint(low: float, high: float) -> str:
     )
 
 
-def declared(values: np.ndarray, bits: int | None = None, **more: Any) -> Pixels:
-    """Return `Pixels` of an array (H, W) or (H, W, C), whose values have so many bits.
+def declared(values: np.ndarray, bits: int | None = None, **more: Any) -> Photo:
+    """Return `Photo` of an array (H, W) or (H, W, C), whose values have so many bits.
 
     Raises:
         ValueError: for values that are neither integers nor floats.
@@ -134,14 +153,14 @@ def declared(values: np.ndarray, bits: int | None = None, **more: Any) -> Pixels
         white = 1
     elif kind == "u" and bits <= 16:
         white = 2**bits - 1
-    return Pixels(values, white, **more)
+    return Photo(values, white, **more)
 
 
 def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None) -> np.ndarray:
-    """Map (H, W, C) to 0 to 255 by the limits; see `Pixels.fit`."""
+    """Map (H, W, C) to 0 to 255 by the limits; see `Photo.fit`."""
     floats = values.dtype.kind == "f"
     if white == 255:
-        return np.array(values, dtype=np.uint8)
+        return values.astype(np.uint8, copy=False)
     if white is not None and white < 255 and not floats:
         limits = (0, white)
     if limits is None:
@@ -198,7 +217,38 @@ def is_png_with_alpha(data: bytes) -> bool:
     return data[:4] == b"\x89PNG" and data[25:26] in (b"\4", b"\6")  # with gray or colors
 
 
-def read_pixels(data: bytes, indices: bool = False) -> Pixels:
+def image_size(file: Any) -> tuple[int, int]:
+    """Return width and height of the image in an open file; only its header is read.
+
+    Raises:
+        Exception: of a decoder, if it cannot read the header.
+    """
+    tiff = is_tiff(file.read(4))
+    file.seek(0)
+    if tiff:  # Pillow opens few kinds
+        with tiff_file(file) as found:
+            page = found.pages[0]
+            return page.imagewidth, page.imagelength
+    with any_size():
+        return Image.open(file).size
+
+
+def is_complete(data: bytes) -> bool:
+    """Return whether a JPEG or a PNG ends as these do; for other kinds this is not known."""
+    for start, end in _FRAMES:
+        if data.startswith(start):
+            return data.endswith(end)
+    return True
+
+
+def require_end(data: bytes) -> None:
+    """Raise an error of Pillow for a truncated JPEG or PNG, which OpenCV fills with gray."""
+    if not is_complete(data):  # some cameras write bytes after the image, which Pillow accepts
+        with any_size():
+            Image.open(io.BytesIO(data)).load()
+
+
+def read_pixels(data: bytes, indices: bool = False) -> Photo:
     """Return the image in the bytes of a file; with `indices` a palette is not applied.
 
     Raises:
@@ -213,19 +263,37 @@ def read_pixels(data: bytes, indices: bool = False) -> Pixels:
         bands = {b"5": 1, b"6": 3}[match[1]]
         kind = ">u2" if white > 255 else "u1"
         values = np.frombuffer(data, kind, height * width * bands, match.end())
-        return Pixels(values.astype(kind[-2:]).reshape(height, width, bands), white)
-    with any_size():
-        image = Image.open(io.BytesIO(data))
-    pixels = picture_pixels(image, indices)
-    if not is_deep(data) or pixels.values.dtype == np.uint16:
-        return pixels
+        return Photo(values.astype(kind[-2:]).reshape(height, width, bands), white)
+    image = None
+    with any_size(), contextlib.suppress(UnidentifiedImageError):
+        image = Image.open(io.BytesIO(data))  # reads the header
+    mode = image.mode if image is not None else "RGB"  # OpenCV reads more kinds than Pillow
+    is_mask = mode == "P" and indices
+    is_transparent = image is not None and "transparency" in image.info
+    if mode in _BY_OPENCV and not (is_mask or is_transparent or is_deep(data)):
+        with contextlib.suppress(ImportError):
+            import cv2
+
+            kind = cv2.IMREAD_GRAYSCALE if mode == "L" else cv2.IMREAD_COLOR
+            kind |= cv2.IMREAD_IGNORE_ORIENTATION
+            bgr: Any = cv2.imdecode(np.frombuffer(data, np.uint8), kind)
+            if bgr is None:
+                raise OSError("does not decode")
+            require_end(data)
+            tag = 1 if image is None else exif_orientation(image, data)
+            return declared(np.atleast_3d(bgr)[..., ::-1], orientation=tag, colors=mode != "L")
+    if image is None:
+        raise OSError("does not decode")
+    photo = picture_pixels(image, indices)
+    if not is_deep(data) or photo.values.dtype == np.uint16:
+        return photo
     import cv2  # because Pillow reads color PNGs with 8 bits
 
     values: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     values = values[..., [2, 1, 0, 3][: values.shape[2]]]
     if data[25] == 4:  # gray and alpha
-        values, pixels = values[..., 2:], replace(pixels, alpha=(1,))
-    return replace(pixels, values=values, white=0xFFFF)
+        values, photo = values[..., 2:], replace(photo, alpha=(1,))
+    return replace(photo, values=values, white=0xFFFF)
 
 
 def orientation_in(tags: Mapping[int, Any]) -> int:
@@ -234,20 +302,27 @@ def orientation_in(tags: Mapping[int, Any]) -> int:
     return int(tag) if tag in range(1, 9) else 1
 
 
-def exif_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP."""
-    if image.format == "TIFF":
-        return orientation_in(image.getexif())
-    if image.format == "PNG" and "exif" not in image.info:
-        image.load()  # the tags of a PNG can follow its pixels
-    without_xmp = Image.Image()
-    for key in ("exif", "Raw profile type exif"):  # the second is ImageMagick's
-        if key in image.info:
-            without_xmp.info[key] = image.info[key]
-    return orientation_in(without_xmp.getexif())
+def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
+    """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP.
+
+    Tags that do not decode have none. With the bytes of its file, a PNG is decoded only if it has
+    tags, which can follow its pixels.
+    """
+    with contextlib.suppress(Exception):  # SyntaxError, struct.error, ValueError, ...
+        if image.format == "TIFF":
+            return orientation_in(image.getexif())
+        may_follow = data is None or any(key in data for key in _EXIF_OF_PNG)
+        if image.format == "PNG" and "exif" not in image.info and may_follow:
+            image.load()
+        without_xmp = Image.Image()
+        for key in ("exif", "Raw profile type exif"):
+            if key in image.info:
+                without_xmp.info[key] = image.info[key]
+        return orientation_in(without_xmp.getexif())
+    return 1
 
 
-def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
+def picture_pixels(image: Image.Image, indices: bool = False) -> Photo:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
     image.load()  # turns TIFFs
     tag, palette = exif_orientation(image), None
@@ -274,7 +349,7 @@ def picture_pixels(image: Image.Image, indices: bool = False) -> Pixels:
     return declared(values.astype(kind), **more)
 
 
-def _read_tiff(data: bytes, indices: bool) -> Pixels:
+def _read_tiff(data: bytes, indices: bool) -> Photo:
     with tiff_file(io.BytesIO(data)) as file:
         images = tiff_images(file)
         if not images:
@@ -327,8 +402,10 @@ def tiff_images(file: Any) -> list[list[Any]]:
     return sorted(images, key=lambda pages: pages[0].index)  # a series has pages of one size
 
 
-def read_page(path: str | Path, number: int) -> Pixels:
+def read_page(path: Any, number: int) -> Photo:
     """Return an image of a stack, by its number from 0 in `tiff_images`.
+
+    `path` is also an open file.
 
     Raises:
         ValueError: for an unknown layout.
@@ -338,7 +415,7 @@ def read_page(path: str | Path, number: int) -> Pixels:
         return _tiff_pixels(tiff_images(file)[number], False)
 
 
-def _tiff_pixels(pages: Sequence[Any], indices: bool) -> Pixels:
+def _tiff_pixels(pages: Sequence[Any], indices: bool) -> Photo:
     """Return an image of a TIFF, whose bands can be in a page each."""
     page = pages[0].keyframe
     if page.photometric > _PALETTE:
@@ -346,7 +423,7 @@ def _tiff_pixels(pages: Sequence[Any], indices: bool) -> Pixels:
         raise ValueError(f"has the color space {space}; save it as RGB")
     height_and_width = [page.axes.index("Y"), page.axes.index("X")]
     values = np.dstack([np.moveaxis(part.asarray(), height_and_width, (0, 1)) for part in pages])
-    more = _declarations(pages)
+    more = declarations(pages)
     if page.photometric == _MINISWHITE and values.dtype.kind == "b":
         values = ~values
     elif page.photometric == _MINISWHITE and values.dtype.kind == "u":
@@ -362,21 +439,23 @@ def _tiff_pixels(pages: Sequence[Any], indices: bool) -> Pixels:
     return declared(values, page.bitspersample, **more)
 
 
-def _declarations(pages: Sequence[Any]) -> dict[str, Any]:
-    """Return what the tags of an image in a TIFF declare, as arguments of `Pixels`."""
+def declarations(pages: Sequence[Any]) -> dict[str, Any]:
+    """Return what the tags of an image in a TIFF declare, as arguments of `Photo`."""
     page = pages[0].keyframe
     tags = {tag.code: tag.value for tag in page.tags}
     more: dict[str, Any] = {"orientation": orientation_in(tags)}
     more["colors"] = page.photometric in (_RGB, _PALETTE, *_CONVERTED)
     with contextlib.suppress(ValueError):
         more["missing"] = float(str(tags.get(_GDAL_NODATA, "")).strip("\0 "))
+    found = [page.tags[code] for code in GEOTIFF_TAGS if code in tags]
+    more["geotags"] = tuple((tag.code, tag.dtype, tag.count, tag.value, True) for tag in found)
     if len(pages) == 1:
         extra = enumerate(page.extrasamples, page.samplesperpixel - len(page.extrasamples))
         more["alpha"] = tuple(i for i, kind in extra if kind in (1, 2))
     return more
 
 
-def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Pixels | None:
+def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None:
     """Return a TIFF's image if OpenCV or Pillow decodes it as declared, or else None.
 
     It decodes what needs imagecodecs otherwise: LZW, JPEG, fax, and 10, 12 and 14 bits. It converts
@@ -410,4 +489,4 @@ def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Pixels | Non
     values = np.atleast_3d(values)
     if values.shape[2] > 1:
         values = values[..., [2, 1, 0, 3][: values.shape[2]]]
-    return declared(values, bits if values.dtype == np.uint16 else None, **_declarations(pages))
+    return declared(values, bits if values.dtype == np.uint16 else None, **declarations(pages))

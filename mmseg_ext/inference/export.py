@@ -5,23 +5,228 @@ The exported model takes the values of images, normalizes them, and returns clas
 
 import copy
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
+from mmengine.config import Config
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.models import EncoderDecoder
 from mmseg.models.utils import Upsample
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.datasets.image_loading import CheckedLoadImage
+from mmseg_ext.engine.config import inner_datasets, input_channels
 from mmseg_ext.environment import require_package
-from mmseg_ext.errors import StackError, one_line
+from mmseg_ext.errors import StackError, join_names, one_line
+from mmseg_ext.images.files import image_files
+from mmseg_ext.images.pictures import shown_bands
+from mmseg_ext.images.seen import Seen, read_metadata, segment
+from mmseg_ext.inference.models import DEFAULT, get_model
+from mmseg_ext.inference.predictor import Predictor, image_loader
+from mmseg_ext.inference.scale import SeenByTransforms, read_seen
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
 OPSET = 18  # torch's exporter writes it without a conversion
+# Limit of the difference, relative to the largest score. Float32 in another order of operations
+# reaches 1e-5.
+TOLERANCE = 1e-4
+REAL_IMAGES = 3  # of a folder
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The scores of an exported file next to the model's.
+
+    Attributes:
+        name: of the image, or "random".
+        shape: of the images (B, C, H, W).
+        difference: the largest one, relative to the largest score.
+        agreeing: share of the pixels with the same class.
+        used: for a photo, share of the pixels to which the file, used as `demo/run_exported.py`
+            does, gives the label of `Predictor`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    difference: float
+    agreeing: float
+    used: float | None = None
+
+
+@dataclass
+class Exported:
+    """What `export` has written.
+
+    Attributes:
+        path: of the file.
+        seen: how the network sees photos, as the metadata says.
+        notes: what a user of the file should know.
+        compared: images on which file and model were compared.
+    """
+
+    path: Path
+    seen: Seen
+    notes: list[str] = field(default_factory=list)
+    compared: list[Comparison] = field(default_factory=list)
+
+
+def export(
+    model: nn.Module | str | Path | Config = DEFAULT,
+    weights: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    dynamic: bool = False,
+    shape: Sequence[int] | None = None,
+    images: str | Path | None = None,
+) -> Exported:
+    """Write a segmentor with its metadata to an ONNX file, and compare the file with the model.
+
+    `mmseg-ext export` calls this function. `demo/run_exported.py` runs the file.
+
+    Args:
+        model, weights: of `Predictor`.
+        out: the file; by default the config's name with the ending `.onnx`.
+        dynamic: let the file take images of any size and number.
+        shape: (height, width) or (side,) of the images that the file takes; by default the window
+            of a test with sliding windows, or the scale of the test pipeline.
+        images: an image or a folder; up to three of its images are compared, besides noise.
+
+    Raises:
+        StackError: if a package or a newer torch is needed.
+        ValueError: if the model cannot be exported, the exporter fails, or the scores of the file
+            differ by more than 1e-4 of the largest. The file is then not written.
+    """
+    if not isinstance(model, nn.Module):
+        model = get_model(model, weights is None, weights)
+    segmentor: Any = model
+    config, meta = segmentor.cfg, segmentor.dataset_meta
+    channels = input_channels(config.model)
+    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+    loader = image_loader(pipeline[0], channels)
+    seen = read_seen(config)
+    size = _default_size(seen, config, dynamic)
+    if shape:
+        size = (shape[0], shape[-1])
+    if not dynamic:
+        seen = seen.in_windows(size)
+    path = Path(out or Path(config.filename).stem + ".onnx")
+    result = Exported(path, seen)
+    if isinstance(seen, SeenByTransforms):
+        names = join_names(seen.others)
+        text = f"the file does not describe {names} of the test pipeline; scale photos like it"
+        result.notes.append(text)
+    if not dynamic and (seen.keep_ratio or seen.scale != size[::-1]):
+        text = f"photos of other proportions than {size} are filled, which changes some labels"
+        result.notes.append(f"{text}; --images measures it, --dynamic avoids it")
+    if seen.window:
+        text = f"photos larger than {seen.window} at the scale of the test are cut into windows"
+        result.notes.append(text)
+    whole = WholeImageSegmentor(segmentor)
+    order = "RGB" if channels == 3 else "bands"
+    metadata = {
+        "config": Path(config.filename).name,
+        "classes": list(meta["classes"]),
+        "palette": [list(color) for color in meta["palette"]],
+        "input": f"{order}, 0 to 255, float32, (B, {channels}, H, W)",
+        "output": "class scores, float32, (B, classes, H, W)",
+        "channels": channels,
+        "value_range": getattr(loader, "value_range", None),
+        "stored_values": getattr(loader, "color_type", "color") == "unchanged",
+        "rgb_bands": shown_bands(channels, config.get("rgb_bands")),
+        **seen.metadata(),
+        "size": list(size),
+        "mean": whole.mean.flatten().tolist(),
+        "dynamic": dynamic,
+        **getattr(segmentor, "terms", {}),
+    }
+    with atomic_write(path) as part:  # a file that fails the check is deleted
+        write_onnx(whole, part, size, dynamic, metadata, channels)
+        exported = ExportedSegmentor(part)
+        sizes = [size]
+        if dynamic:
+            sizes.append((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3))
+        noise = [random_images(each, i, channels) for i, each in enumerate(sizes, 1)]
+        for each in noise:
+            result.compared.append(_compare(exported, whole, "random", each, path))
+        for name, values in _real_images(images, loader):
+            # The file and the model get the same pixels, of the file's shape.
+            same = values.astype(np.float32)
+            if not dynamic:
+                same = np.atleast_3d(cv2.resize(same, size[::-1]))
+            given = torch.from_numpy(same.transpose(2, 0, 1).copy())[None]
+            compared = _compare(exported, whole, name, given, path)
+            if not isinstance(loader, CheckedLoadImage) or metadata["stored_values"]:
+                result.compared.append(compared)  # `segment` takes values of 0 to 255
+                continue
+            # The photo as it is, as users run the file.
+            with torch.no_grad():
+                labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
+            used = float((labels == Predictor(segmentor)(values).labels).mean())
+            result.compared.append(replace(compared, used=used))
+    return result
+
+
+def _default_size(seen: Seen, config: Any, dynamic: bool) -> tuple[int, int]:
+    """Return (height, width) of the test's windows, or of photos at its scale."""
+    if seen.window:
+        return seen.window
+    if dynamic or not seen.scale:
+        height, width = config.get("crop_size") or (512, 512)
+        return height, width
+    if not seen.keep_ratio:
+        return seen.scale[1], seen.scale[0]
+    short, long = sorted(seen.scale)
+    # In (2048, 512) the long side is a limit that few photos reach.
+    return short, long if long <= 2 * short else short
+
+
+def _real_images(folder: str | Path | None, loader: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield name and values (H, W, C), in RGB, of some images of a folder."""
+    if folder is None:
+        return
+    paths = image_files(Path(folder), recursive=True)[:REAL_IMAGES]
+    if not paths:
+        raise ValueError(f"--images {folder}: contains no image; name another folder")
+    for path in paths:
+        image = np.atleast_3d(loader.transform({"img_path": str(path)})["img"])
+        if image.shape[2] == 3:
+            image = np.ascontiguousarray(image[..., ::-1])
+        yield path.name, image
+
+
+def _compare(
+    exported: "ExportedSegmentor", model: nn.Module, name: str, images: Tensor, path: Path
+) -> Comparison:
+    """Compare the scores of file and model for images (B, C, H, W).
+
+    Raises:
+        ValueError: if the file does not run, or they differ by more than `TOLERANCE`.
+    """
+    shape = "x".join(map(str, images.shape))
+    try:
+        scores = exported(images)
+    except Exception as error:  # onnxruntime's, for sizes that the file does not take
+        reason = one_line(error, 300)
+        raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
+    with torch.no_grad():
+        expected = model(images)
+    difference = relative_difference(scores, expected)
+    if not difference <= TOLERANCE:  # NaN, too
+        raise ValueError(
+            f"{path}: not written, as its scores for {name} differ from the model's by "
+            f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
+        )
+    agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
+    return Comparison(name, tuple(images.shape), difference, agreeing)
 
 
 class WholeImageSegmentor(nn.Module):
@@ -103,7 +308,7 @@ def random_images(size: tuple[int, int], batch: int = 1, channels: int = 3) -> T
     return torch.rand(batch, channels, *size, generator=generator) * 255
 
 
-def export(
+def write_onnx(
     model: WholeImageSegmentor,
     path: str | Path,
     size: tuple[int, int],
@@ -164,7 +369,7 @@ class ExportedSegmentor:
 
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         properties = self._session.get_modelmeta().custom_metadata_map
-        self.metadata = {key: json.loads(value) for key, value in properties.items()}
+        self.metadata = read_metadata(properties)
 
     def __call__(self, images: Tensor) -> Tensor:
         (scores,) = self._session.run(["scores"], {"images": images.numpy()})

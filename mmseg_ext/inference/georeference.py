@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.atomic_write import atomic_write
-from mmseg_ext.images.values import is_tiff, orientation_in, tiff_file, tiff_images
+from mmseg_ext.images.values import GEOTIFF_TAGS, declarations, is_tiff, tiff_file, tiff_images
 
-_SCALE, _TIE_POINTS, _MATRIX = 33550, 33922, 34264  # tags of GeoTIFF
-_TAGS = (_SCALE, _TIE_POINTS, _MATRIX, 34735, 34736, 34737)  # the last have keys and their values
-_IS_PROJECTED = 1  # value of GTModelTypeGeoKey
-_PIXEL_IS_POINT = 2  # of GTRasterTypeGeoKey: coordinates are those of the pixels' centers
+_SCALE, _TIE_POINTS, _MATRIX, _KEYS, *_ = GEOTIFF_TAGS
+# Keys of GeoTIFF, and their values.
+_MODEL_TYPE, _IS_PROJECTED = 1024, 1
+_RASTER_TYPE, _PIXEL_IS_POINT = 1025, 2  # the coordinates are those of the pixels' centers
+_PROJECTED_SYSTEM, _GEOGRAPHIC_SYSTEM = 3072, 2048
 _EPSG_CODES = range(1024, 32767)  # others are defined by the file
 _WGS84 = 4326
 
@@ -63,23 +64,30 @@ def read_georeference(path: str | Path, page: int | None = None) -> Georeference
     with Path(path).open("rb") as file:
         if not is_tiff(file.read(4)):
             return None
-    with tiff_file(path) as file:
-        first = file.pages[0] if page is None else tiff_images(file)[page][0].keyframe
-        found = [first.tags[code] for code in _TAGS if code in first.tags]
-        tags = tuple((tag.code, tag.dtype, tag.count, tag.value, True) for tag in found)
-        values = {tag.code: tag.value for tag in found}
-        orientation = orientation_in({tag.code: tag.value for tag in first.tags})
-        keys = first.geotiff_tags or {}
+        file.seek(0)
+        with tiff_file(file) as tiff:
+            pages = [tiff.pages[0]] if page is None else tiff_images(tiff)[page]
+            found = declarations(pages)
+    return place_of(found["geotags"], found["orientation"], str(path))
+
+
+def place_of(tags: tuple[tuple, ...], orientation: int, name: str) -> Georeference | None:
+    """Return the place of a photo by its `geotags`; None without one, or if it is turned."""
+    values = {code: value for code, _, _, value, _ in tags}
     if not {_TIE_POINTS, _MATRIX} & values.keys():
         return None
     if orientation != 1:
         todo = "its results have no map coordinates; save it with orientation 1"
-        warnings.warn(f"{path}: is on a map with orientation {orientation}, so {todo}")
+        warnings.warn(f"{name}: is on a map with orientation {orientation}, so {todo}")
         return None
-    is_projected = keys.get("GTModelTypeGeoKey") == _IS_PROJECTED
-    code = keys.get("ProjectedCSTypeGeoKey" if is_projected else "GeographicTypeGeoKey", 0)
+    # The directory has a header of four numbers, and then four for each key: its code, where its
+    # value is (0: here), the count, and the value.
+    rows = np.array(values.get(_KEYS, ())).reshape(-1, 4)[1:].tolist()
+    keys = {code: value for code, tag, _, value in rows if tag == 0}
+    is_projected = keys.get(_MODEL_TYPE) == _IS_PROJECTED
+    code = keys.get(_PROJECTED_SYSTEM if is_projected else _GEOGRAPHIC_SYSTEM, 0)
     epsg = int(code) if code in _EPSG_CODES else None
-    return Georeference(tags, _transform(values, keys.get("GTRasterTypeGeoKey")), epsg)
+    return Georeference(tags, _transform(values, keys.get(_RASTER_TYPE)), epsg)
 
 
 def _transform(values: dict[int, Any], kind: int | None) -> np.ndarray | None:

@@ -11,7 +11,13 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.inference.georeference import Georeference
-from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, coco_annotation, geojson
+from mmseg_ext.inference.objects import (
+    NO_OBJECTS,
+    SegmentedObject,
+    coco_annotation,
+    find_objects,
+    geojson,
+)
 from mmseg_ext.inference.predictor import Segmentation
 
 # Columns of objects.csv, in pixels; then those in micrometers, and the mean of each band.
@@ -30,6 +36,13 @@ class ObjectFiles:
         classes: of the model, in the order of its labels.
         chosen: the classes whose objects are written; by default all but background and border.
         pixel_size: side of a pixel in micrometers.
+        usual_area: pixels that an object of a class needs; by default 16 of the network's input.
+        min_area: pixels that all objects need instead.
+        min_area_um2: the same in square micrometers.
+
+    Raises:
+        ValueError: if a chosen class is not in `classes`, for a `pixel_size` that is not positive,
+            and for `min_area_um2` without one.
     """
 
     def __init__(
@@ -39,9 +52,21 @@ class ObjectFiles:
         classes: Sequence[str],
         chosen: Sequence[str] | None = None,
         pixel_size: float | None = None,
+        usual_area: Mapping[str, float] | None = None,
+        min_area: float | None = None,
+        min_area_um2: float | None = None,
     ):
+        if unknown := [name for name in chosen or () if name not in classes]:
+            names = ", ".join(classes)
+            raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
         self.folder, self.formats, self.chosen = folder, formats, chosen
-        self.pixel_size = pixel_size
+        if pixel_size is not None and not 0 < pixel_size < float("inf"):
+            raise ValueError(f"--pixel-size={pixel_size:g}: choose a positive number")
+        if min_area_um2 is not None:
+            if pixel_size is None or min_area is not None:
+                raise ValueError("--min-area-um2: pass --pixel-size, too, and no --min-area")
+            min_area = min_area_um2 / pixel_size**2
+        self.pixel_size, self.usual_area, self.min_area = pixel_size, usual_area or {}, min_area
         self.numbers = {name: number for number, name in enumerate(classes, 1)}
         self.small = 0  # objects that were left out
         self.unplaced: list[str] = []  # images on maps whose coordinate system has no code
@@ -51,19 +76,14 @@ class ObjectFiles:
         self.object_rows = io.StringIO(newline="")  # of objects.csv; text needs a tenth of memory
         self.bands = 0  # the most of an image
 
-    def objects(
-        self, result: Segmentation, least: int | None = None
-    ) -> dict[str, list[SegmentedObject]]:
-        """Return the objects of the chosen classes, and count those that are too small.
-
-        By default these have less than 16 pixels of the network's input.
-        """
-        if least is None:
-            least = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
+    def objects(self, result: Segmentation) -> dict[str, list[SegmentedObject]]:
+        """Return the objects of the chosen classes, and count those that are too small."""
+        usual = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
         chosen = self.chosen or [name for name in result.classes if name not in NO_OBJECTS]
         objects = {}
         for name in chosen:
-            found = result.objects(name)
+            found = find_objects(result.labels, result.classes.index(name), name)
+            least = self.usual_area.get(name, usual) if self.min_area is None else self.min_area
             objects[name] = [each for each in found if each.area >= least]
             self.small += len(found) - len(objects[name])
         return objects

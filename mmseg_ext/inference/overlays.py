@@ -4,6 +4,7 @@ A label map has an outline where a pixel and its neighbors have different labels
 the objects, so two that touch have a line each. Background and border are not drawn.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -14,7 +15,7 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from mmseg_ext.inference.objects import SegmentedObject
+from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject
 
 _LINE = 600  # pixels of an image's shorter side for each pixel of an outline's width, which is
 _WIDEST_LINE = 3  # at most, because large images have small objects, too
@@ -26,25 +27,48 @@ _LARGEST_NAME = 32  # of an object
 def draw_overlay(
     image: np.ndarray,
     labels: np.ndarray,
+    classes: Sequence[str],
     palette: np.ndarray,
-    drawn: Collection[int],
     opacity: float,
-) -> np.ndarray:
-    """Return RGB (H, W, 3) with the classes `drawn` in color, and lines around their objects."""
+    objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
+    names: bool = False,
+    legend: bool = True,
+    drawn: Collection[str] | None = None,
+) -> Image.Image:
+    """Return a photo with its classes in color; the arguments are those of `Segmentation.overlay`.
+
+    Args:
+        image: RGB (H, W, 3), uint8.
+        labels: class indices (H, W).
+        classes, palette: names and RGB colors (classes, 3), uint8.
+    """
+    if drawn is None:
+        drawn = [name for name in classes if name not in NO_OBJECTS]
+    is_drawn = np.array([name in drawn for name in classes])
+    colors = outlines = palette  # of the inside of objects, and of the lines around them
     line_width = min(_WIDEST_LINE, max(1, round(min(labels.shape) / _LINE)))
     window = np.ones((2 * line_width + 1, 2 * line_width + 1), np.uint8)
     highest, lowest = cv2.dilate(labels, window), cv2.erode(labels, window)
-    is_drawn = np.zeros(len(palette), bool)
-    is_drawn[list(drawn)] = True
-    result = image.copy()
+    drawing = image.copy()
     for row in range(len(labels)):  # few bytes at once, for large images
         of_row = labels[row]
         inside = is_drawn[of_row]
         line = inside & ((highest[row] != of_row) | (lowest[row] != of_row))
-        colors = palette[of_row[inside]]
-        result[row, inside] = image[row, inside] * (1 - opacity) + colors * opacity + 0.5
-        result[row, line] = palette[of_row[line]]
-    return result
+        mixed = image[row, inside] * (1 - opacity) + colors[of_row[inside]] * opacity
+        drawing[row, inside] = mixed + 0.5
+        drawing[row, line] = outlines[of_row[line]]
+    picture = Image.fromarray(drawing)
+    shown = {name: found for name, found in (objects or {}).items() if name in drawn}
+    if names:
+        write_names(picture, itertools.chain.from_iterable(shown.values()))
+    if not legend:
+        return picture
+    texts = {}
+    for name, found in shown.items():
+        if found:
+            share = np.count_nonzero(labels == classes.index(name)) / labels.size
+            texts[name] = f"{name}: {len(found)} ({100 * share:.1f} %)"
+    return with_legend(picture, dict(zip(classes, palette, strict=True)), texts)
 
 
 @cache

@@ -7,9 +7,8 @@ a batch, also for several images. Each prediction is written into the arrays of 
 """
 
 import contextlib
-import itertools
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise, product
@@ -31,20 +30,20 @@ from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.pictures import to_picture
-from mmseg_ext.images.values import Pixels, ValueRange, declared, picture_pixels
+from mmseg_ext.images.values import Photo, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import NO_OBJECTS, SegmentedObject, find_objects
-from mmseg_ext.inference.overlays import draw_overlay, with_legend, write_names
-from mmseg_ext.inference.scale import blank_image, scale_note, scaled_like
+from mmseg_ext.inference.objects import SegmentedObject, find_objects
+from mmseg_ext.inference.overlays import draw_overlay
+from mmseg_ext.inference.scale import read_seen, resized_as
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.mixed_sizes import by_size
-from mmseg_ext.segmentors.score_maps import Merge, Span, window_spans
+from mmseg_ext.segmentors.score_maps import Merge, window_spans
 from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
 from mmseg_ext.terminal import progress
 
 T = TypeVar("T")
-ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor | Pixels
+ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor | Photo
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ class Segmentation:
         objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
         names: bool = False,
         legend: bool = True,
+        drawn: Collection[str] | None = None,
     ) -> Image.Image:
         """Return the image with its classes in color and a line around each object.
 
@@ -85,23 +85,10 @@ class Segmentation:
             names: write each of these objects' class on it.
             legend: add the classes of the objects below the image, with their count and their
                 share of the pixels.
+            drawn: the classes in color; by default all but background and border.
         """
-        drawn = [name for name in self.classes if name not in NO_OBJECTS]
-        numbers = [self.classes.index(name) for name in drawn]
-        picture = Image.fromarray(
-            draw_overlay(self.image, self.labels, self.palette, numbers, opacity)
-        )
-        found = {name: each for name, each in (objects or {}).items() if each and name in drawn}
-        if names:
-            write_names(picture, itertools.chain.from_iterable(found.values()))
-        if not legend:
-            return picture
-        colors = dict(zip(self.classes, self.palette, strict=True))
-        texts = {}
-        for name, each in found.items():
-            share = np.count_nonzero(self.labels == self.classes.index(name)) / self.labels.size
-            texts[name] = f"{name}: {len(each)} ({100 * share:.1f} %)"
-        return with_legend(picture, colors, texts)
+        about = self.image, self.labels, self.classes, self.palette
+        return draw_overlay(*about, opacity, objects, names, legend, drawn)
 
     def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
         """Return the connected components of a class with at least `min_area` pixels.
@@ -112,62 +99,6 @@ class Segmentation:
         if name not in self.classes:
             raise ValueError(f"objects: no class {name!r}; use one of {', '.join(self.classes)}")
         return find_objects(self.labels, self.classes.index(name), name, min_area)
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """A part of an image, from the rows and columns `corner` on, as a sample for the network.
-
-    Its prediction fills the rows and columns `kept` of `result`.
-    """
-
-    sample: dict
-    corner: tuple[int, int]
-    kept: tuple[slice, slice]
-    result: Segmentation
-    last: bool
-
-    def fill(self, prediction: Any, merge: Merge) -> None:
-        """Write the labels of a prediction, and its scores if the result has them.
-
-        `merge` tells what its `seg_logits` are: probabilities, or a sum of the views' logits.
-        """
-        top, left = self.corner
-        rows, columns = self.kept
-        result = self.result
-        across = slice(columns.start - left, columns.stop - left)
-        labels = prediction.pred_sem_seg.data[0, rows.start - top : rows.stop - top, across]
-        if result.labels.dtype == np.uint8:
-            labels = labels.to(torch.uint8)  # an eighth of the bytes to copy from a GPU
-        result.labels[rows, columns] = labels.cpu().numpy()
-        if result.scores is None and result.confidence is None:
-            return
-        inputs = self.sample["inputs"]
-        views = len(inputs) if isinstance(inputs, list) else 1
-        for start, strip in _probabilities(prediction.seg_logits, merge, views):
-            strip_top = top + start
-            first = max(strip_top, rows.start)
-            stop = min(strip_top + len(strip), rows.stop)
-            here = slice(first, max(first, stop))
-            part = strip[here.start - strip_top : here.stop - strip_top, across].cpu().numpy()
-            if result.scores is not None:
-                result.scores[:, here, columns] = part.transpose(2, 0, 1)
-            if result.confidence is not None:
-                result.confidence[here, columns] = part.max(2)
-
-
-def _probabilities(logits: Any, merge: Merge, views: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (top, probabilities (rows, W, classes)) of a prediction, from top to bottom."""
-    if isinstance(logits, DeferredLogits):
-        strips = logits.strips()
-    else:
-        strips = [(0, logits.data.permute(1, 2, 0))]
-    for top, scores in strips:
-        if merge == "logits":
-            scores = (scores / views).softmax(2)
-        elif scores.shape[2] == 1:  # of the foreground
-            scores = torch.cat([1 - scores, scores], 2)
-        yield top, scores
 
 
 class Predictor:
@@ -250,19 +181,20 @@ class Predictor:
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
-        self._scaling = self._settings = _without_labels(pipeline[1:])
-        self._sides = config.get("image_sides")  # of the training images, by new_project
+        self._seen = read_seen(config)
         self._is_told = False  # that an image is at another scale
         if tta:
             pipeline = config.tta_pipeline
-            self._settings = _without_labels(pipeline[1:])
             self._merge = (config.get("tta_model") or {}).get("merge", "probs")
             self.model = StreamingSegTTAModel(model, self._merge)
         self.model.eval()
         self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
         self.channels = input_channels(config.model)
         self._rgb_bands = config.get("rgb_bands")
+        # Pixels that an object of a class needs, by the objects of the training labels.
+        self.min_area: dict[str, float] = dict(config.get("min_area") or {})
         self._load = image_loader(pipeline[0], self.channels, value_range)
+        self._settings = _without_labels(pipeline[1:])
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
     @overload
@@ -312,89 +244,7 @@ class Predictor:
         """Return a sample for the model's data preprocessor."""
         data = self._read(image)
         with _resizing(data):
-            return self._transform_for(data)(data)
-
-    def _transform_for(self, data: dict) -> Any:
-        """Return the transforms of an image, or of its tiles."""
-        if self.tile is None:
-            return self._transform
-        like = blank_image(data, self._sides)
-        return Compose(scaled_like(self._settings, like))
-
-    def _batches(self, images: Iterable[ImageLike]) -> Iterator[list[_Tile]]:
-        tiles = self._tiles(images)
-        while batch := list(islice(tiles, self.batch_size)):
-            yield batch
-
-    def _results(self, batches: Iterable[list[_Tile]]) -> Iterator[Segmentation]:
-        for batch in batches:
-            data = pseudo_collate([tile.sample for tile in batch])
-            with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
-                predictions = by_size(self.model.test_step, data)
-            for tile, prediction in zip(batch, predictions, strict=True):
-                tile.fill(prediction, self._merge)
-                if tile.last:
-                    yield tile.result
-
-    def _tiles(self, images: Iterable[ImageLike]) -> Iterator[_Tile]:
-        for image in images:
-            data = self._read(image)
-            with _resizing(data):
-                transform = self._transform_for(data)
-            pixels = data["img"]
-            height, width = pixels.shape[:2]
-            windows = list(product(self._spans(height), self._spans(width)))
-            result = None
-            for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
-                (rows, kept_rows), (columns, kept_columns) = window
-                part = np.ascontiguousarray(pixels[slice(*rows), slice(*columns)])
-                shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
-                with _resizing({"img_path": data["img_path"], "img": part}):
-                    sample = transform({**data, **shape, "img": part})
-                if result is None:
-                    result = self._empty_result(pixels, self._reduction(data, part, sample))
-                corner = (rows[0], columns[0])
-                kept = (slice(*kept_rows), slice(*kept_columns))
-                yield _Tile(sample, corner, kept, result, last=i == len(windows))
-
-    def _reduction(self, data: dict, part: np.ndarray, sample: dict) -> float:
-        """Return the width of a tile per width of the network's input, of the first view if any.
-
-        Warn once if no view is near the scale of the training.
-        """
-        inputs, width = sample["inputs"], part.shape[1]
-        tta = isinstance(inputs, list)
-        views = inputs if tta else [inputs]
-        if not self._is_told:
-            like = blank_image(data, self._sides) if self.tile else data
-            seen = [view.shape[-1] / width for view in views]
-            note = scale_note(self._scaling, like, self._sides, seen, tta)
-            if note:
-                self._is_told = True
-                warnings.warn(note, stacklevel=2)
-        return width / views[0].shape[-1]
-
-    def _empty_result(self, pixels: np.ndarray, reduction: float) -> Segmentation:
-        """Return the result of an image, with arrays that its tiles fill."""
-        size = pixels.shape[:2]
-        labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
-        scores = confidence = None
-        if self.scores:
-            count = max(2, len(self.classes))  # a foreground has a background
-            scores = np.empty((count, *size), np.float16)
-        if self.confidence:
-            confidence = np.empty(size, np.float16)
-        picture = to_picture(pixels, self._rgb_bands)
-        return Segmentation(
-            labels, self.classes, self.palette, picture, scores, confidence, reduction
-        )
-
-    def _spans(self, size: int) -> list[tuple[Span, Span]]:
-        """Return the tiles of an axis, each with the part that it fills."""
-        tile = self.tile or size
-        spans = window_spans(size, tile, tile - self.overlap)
-        middles = [(start + stop) // 2 for (_, stop), (start, _) in pairwise(spans)]
-        return list(zip(spans, pairwise([0, *middles, size]), strict=True))
+            return self._transform_of(data)(data)
 
     def _read(self, image: Any) -> dict:
         """Return an `ImageLike` as the pipeline's first transform does."""
@@ -406,11 +256,149 @@ class Predictor:
             image = image.read()
         if isinstance(image, bytes):
             return self._load({"img_path": "image", "content": image})
-        pixels = _pixels(image, self.channels)
+        photo = _photo(image, self.channels)
         try:
-            return self._load({"img_path": "image", "pixels": pixels})
+            return self._load({"img_path": photo.name, "photo": photo})
         except UnreadableFileError as error:
             raise ValueError(str(error)) from error
+
+    def _transform_of(self, data: dict) -> Any:
+        """Return the transforms of an image, or of its tiles."""
+        if self.tile is None:
+            return self._transform
+        height, width, channels = np.atleast_3d(data["img"]).shape
+        nearest = self._seen.nearest(height, width)
+        return Compose(resized_as(self._settings, *nearest, channels))
+
+    def _batches(self, images: Iterable[ImageLike]) -> Iterator[list["_Tile"]]:
+        tiles = self._tiles(images)
+        while batch := list(islice(tiles, self.batch_size)):
+            yield batch
+
+    def _tiles(self, images: Iterable[ImageLike]) -> Iterator["_Tile"]:
+        """Yield the tiles of each image; without `tile` an image is one."""
+        for image in images:
+            data = self._read(image)
+            with _resizing(data):
+                transform = self._transform_of(data)
+            pixels = data["img"]
+            size = pixels.shape[:2]
+            # The tiles of rows and columns, each with the part that it fills: up to the middle of
+            # what it shares with its neighbors.
+            axes = []
+            for length in size:
+                tile = self.tile or length
+                spans = window_spans(length, tile, tile - self.overlap)
+                middles = [(start + stop) // 2 for (_, stop), (start, _) in pairwise(spans)]
+                filled = pairwise([0, *middles, length])
+                axes.append([(slice(*a), slice(*b)) for a, b in zip(spans, filled, strict=True)])
+            windows = list(product(*axes))
+            result = None
+            for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
+                (rows, kept_rows), (columns, kept_columns) = window
+                part = np.ascontiguousarray(pixels[rows, columns])
+                shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
+                with _resizing(data):
+                    sample = transform({**data, **shape, "img": part})
+                if result is None:
+                    inputs = sample["inputs"]
+                    views = inputs if isinstance(inputs, list) else [inputs]
+                    # Width of the network's input per width of the image. Tiles have that of the
+                    # training images, unless a test-time augmentation changes it.
+                    factors = [view.shape[-1] / part.shape[1] for view in views]
+                    if not self._is_told and (self.tile is None or len(views) > 1):
+                        self._warn_of_scale(data, factors)
+                    labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
+                    scores = confidence = None
+                    if self.scores:
+                        count = max(2, len(self.classes))  # a foreground has a background
+                        scores = np.empty((count, *size), np.float16)
+                    if self.confidence:
+                        confidence = np.empty(size, np.float16)
+                    picture = to_picture(pixels, self._rgb_bands)
+                    about = labels, self.classes, self.palette, picture
+                    result = Segmentation(*about, scores, confidence, 1 / factors[0])
+                corner = (rows.start, columns.start)
+                last = i == len(windows)
+                yield _Tile(sample, corner, (kept_rows, kept_columns), result, last)
+
+    def _warn_of_scale(self, data: dict, factors: Sequence[float]) -> None:
+        """Warn once of an image that the network sees at another scale than in the training."""
+        height, width = data["img"].shape[:2]
+        if self.tile:
+            height, width = self._seen.nearest(height, width)
+        high = (self._seen.image_sides or (0, 0))[1]
+        todo = f"use --tile {high}, or Predictor(tile={high})"
+        if note := self._seen.note(height, width, todo, factors):
+            self._is_told = True
+            warnings.warn(f"{data['img_path']}: {note}", stacklevel=2)
+
+    def _results(self, batches: Iterable[list["_Tile"]]) -> Iterator[Segmentation]:
+        """Predict batches of tiles, and yield the result of each image when it is complete."""
+        for batch in batches:
+            data = pseudo_collate([tile.sample for tile in batch])
+            with torch.no_grad(), self._autocast:  # mmseg's test_step computes gradients
+                predictions = by_size(self.model.test_step, data)
+            for tile, prediction in zip(batch, predictions, strict=True):
+                tile.fill(prediction, self._merge)
+                if tile.last:
+                    yield tile.result
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A part of an image, from the rows and columns `corner` on, as a sample for the network.
+
+    Its prediction fills the rows and columns `kept` of `result`.
+    """
+
+    sample: dict
+    corner: tuple[int, int]
+    kept: tuple[slice, slice]
+    result: Segmentation
+    last: bool
+
+    def fill(self, prediction: Any, merge: Merge) -> None:
+        """Write the labels of a prediction, and its scores if the result has them.
+
+        `merge` tells what its `seg_logits` are: probabilities, or a sum of the views' logits.
+        """
+        top, left = self.corner
+        rows, columns = self.kept
+        result = self.result
+        across = slice(columns.start - left, columns.stop - left)
+        labels = prediction.pred_sem_seg.data[0, rows.start - top : rows.stop - top, across]
+        if result.labels.dtype == np.uint8:
+            labels = labels.to(torch.uint8)  # an eighth of the bytes to copy from a GPU
+        result.labels[rows, columns] = labels.cpu().numpy()
+        if result.scores is None and result.confidence is None:
+            return
+        inputs = self.sample["inputs"]
+        views = len(inputs) if isinstance(inputs, list) else 1
+        for start, strip in _probabilities(prediction.seg_logits, merge, views):
+            strip_top = top + start
+            first = max(strip_top, rows.start)
+            stop = min(strip_top + len(strip), rows.stop)
+            here = slice(first, max(first, stop))
+            part = strip[here.start - strip_top : here.stop - strip_top, across].cpu().numpy()
+            if result.scores is not None:
+                result.scores[:, here, columns] = part.transpose(2, 0, 1)
+            if result.confidence is not None:
+                result.confidence[here, columns] = part.max(2)
+
+
+def _probabilities(logits: Any, merge: Merge, views: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (top, probabilities (rows, W, classes)) of a prediction, from top to bottom."""
+    if isinstance(logits, DeferredLogits):
+        strips = logits.strips()
+    else:
+        strips = [(0, logits.data.permute(1, 2, 0))]
+    for top, scores in strips:
+        if merge == "logits":
+            scores = (scores / views).softmax(2)
+        elif scores.shape[2] == 1:  # of the foreground
+            scores = torch.cat([1 - scores, scores], 2)
+        yield top, scores
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
@@ -451,14 +439,18 @@ def image_loader(settings: dict, channels: int, value_range: ValueRange | None =
     return CheckedLoadImage(**settings)
 
 
-def _pixels(image: Any, channels: int) -> Pixels:
-    """Return the pixels of a picture, an array or a tensor, with colors in the order RGB."""
-    if isinstance(image, Pixels):
+def _photo(image: Any, channels: int) -> Photo:
+    """Return a picture, an array or a tensor as a photo, with colors in the order RGB."""
+    if isinstance(image, Photo):
         return image
     if isinstance(image, Image.Image):
         return picture_pixels(image)
     if isinstance(image, Tensor):
-        image = _array_of(image)
+        image = image.detach().cpu()
+        if image.ndim == 3:
+            image = image.movedim(0, -1)  # (H, W, C)
+        # NumPy has no bfloat16.
+        image = (image.float() if image.is_floating_point() else image).numpy()
     if not isinstance(image, np.ndarray):
         raise ValueError(_refusal(type(image).__name__, channels))
     count = 0  # of another number of dimensions, which fits no network
@@ -470,16 +462,6 @@ def _pixels(image: Any, channels: int) -> Pixels:
     if image.size == 0 or count not in fits:
         raise ValueError(_refusal(f"shape {image.shape}", channels))
     return declared(image, alpha=(3,) if count == 4 else ())
-
-
-def _array_of(image: Tensor) -> np.ndarray:
-    """Return a tensor (C, H, W) or (H, W) as an array (H, W, C) or (H, W)."""
-    image = image.detach().cpu()
-    if image.ndim == 3:
-        image = image.movedim(0, -1)
-    if image.is_floating_point():
-        image = image.float()  # NumPy has no bfloat16
-    return image.numpy()
 
 
 def _refusal(given: str, channels: int) -> str:

@@ -1,53 +1,84 @@
-"""How a test pipeline scales images.
+"""How the test pipeline of a config shows photos, and their tiles, to the network.
 
-`Resize` fits an image of any size into a scale, such as 512x512. It would fit a tile, too, and the
-network would see the tile at another scale than its image. Here tiles get the factors of their
-image, or of the nearest training image if no training image was as long or as short.
+`Resize` fits a photo of any size into a scale, such as 512x512. It would fit a tile, too, and the
+network would see the tile at another scale than its photo. So tiles get the factors of their photo,
+or of the nearest training image if no training image was as long or as short.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mmseg.registry import TRANSFORMS
 
-from mmseg_ext.engine.config import type_name
-
-Sides = Sequence[int]  # the shortest and the longest long side of the training images
-# Factors that differ more are another scale than training, which varies sizes by 1.25 itself.
-MOST = 1.5
+from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
+from mmseg_ext.images.seen import Seen
 
 
-def blank_image(sample: dict, sides: Sides | None = None) -> dict:
-    """Return a sample with zeros for its image, as large as the image.
+def read_seen(config: Any) -> Seen:
+    """Return how the test pipeline of a config shows photos to its network.
 
-    With `sides`, an image that is longer or shorter than the training images gets the nearest of
-    their long sides, in its own proportions.
+    If the pipeline also changes sizes in other ways than by one `Resize`, the attributes of the
+    result describe only that, and `others` has the names of the other transforms. `size` is right
+    for them, too.
     """
-    image = sample["img"]
-    long = max(image.shape[:2])
-    side = long if sides is None else min(max(long, sides[0]), sides[1])
-    size = tuple(max(1, round(length * side / long)) for length in image.shape[:2])
-    blank = np.zeros((*size, *image.shape[2:]), image.dtype)
-    return {**sample, "img": blank, "img_shape": size, "ori_shape": size}
+    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
+    changing = [step for step in pipeline if _may_change_size(step)]
+    resizes = [step for step in changing if type_name(step) == "Resize"]
+    given: dict[str, Any] = _resize_settings(resizes[0]) if resizes else {}
+    sides = config.get("image_sides")  # written by `new_project`
+    given["image_sides"] = tuple(sides) if sides else None
+    test_cfg = config.model.get("test_cfg") or {}
+    if test_cfg.get("mode") == "slide":
+        given |= {"window": tuple(test_cfg["crop_size"]), "stride": tuple(test_cfg["stride"])}
+    if len(changing) == len(resizes) <= 1:
+        return Seen(**given)
+    return SeenByTransforms(**given, steps=tuple(changing), channels=input_channels(config.model))
 
 
-def scale_factors(pipeline: Sequence[dict], sample: dict) -> tuple[float, float]:
-    """Return width and height of the network's input, divided by the sizes of the sample's image.
+def _resize_settings(step: dict) -> dict[str, Any]:
+    """Return the settings of a `Resize` as arguments of `Seen`."""
+    pairs = {}
+    for key in ("scale", "scale_factor"):
+        value = step.get(key)
+        pairs[key] = (value, value) if isinstance(value, int | float) else value and tuple(value)
+    return {**pairs, "keep_ratio": step.get("keep_ratio", False)}
+
+
+@dataclass(frozen=True)
+class SeenByTransforms(Seen):
+    """How a network sees photos by transforms that the attributes of `Seen` do not describe.
+
+    Attributes:
+        steps: settings of the transforms that may change the size of photos.
+        channels: of the photos.
+    """
+
+    steps: tuple[dict, ...] = ()
+    channels: int = 3
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the transforms besides the first `Resize`."""
+        names = [type_name(step) for step in self.steps]
+        if "Resize" in names:
+            names.remove("Resize")
+        return names
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Return (height, width) of the network's input for a photo."""
+        for step in self.steps:
+            height, width = _size_after(step, height, width, self.channels)
+        return height, width
+
+
+def resized_as(pipeline: Sequence[dict], height: int, width: int, channels: int = 3) -> list[dict]:
+    """Return a pipeline that resizes any image by the factors that an image of this size gets.
 
     Args:
-        pipeline: transforms after the loader.
-        sample: the result of the loader.
-    """
-    height, width = sample["img"].shape[:2]
-    for settings in pipeline:
-        sample = _measured(settings, sample)
-    seen_height, seen_width = sample["img"].shape[:2]
-    return seen_width / width, seen_height / height
-
-
-def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
-    """Return a pipeline that scales the tiles of an image by the factors that the image has.
+        pipeline: transforms after the loader, also of test-time augmentation.
+        height, width, channels: of the image.
 
     Raises:
         ValueError: for a transform that changes the size of images, and is not a `Resize`.
@@ -60,18 +91,19 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
             for choice in settings["transforms"]:
                 views: list[dict] = []
                 for view in choice:
-                    views += scaled_like([view], sample)
+                    views += resized_as([view], height, width, channels)
                 choices.append(views)
             fixed.append({**settings, "transforms": choices})
             continue
-        before, sample = sample, _measured(settings, sample)
+        before = height, width
+        height, width = _size_after(settings, height, width, channels)
         if "Resize" in name and (settings.get("scale") or not settings.get("scale_factor")):
             options = {
                 key: settings[key] for key in ("interpolation", "backend") if key in settings
             }
-            factors = scale_factors([settings], before)
+            factors = width / before[1], height / before[0]
             settings = {"type": "Resize", "scale_factor": factors, **options}
-        elif "Resize" not in name and sample["img"].shape[:2] != before["img"].shape[:2]:
+        elif "Resize" not in name and (height, width) != before:
             raise ValueError(
                 f"tile: {name} in the test pipeline changes the size of images, and of tiles in "
                 "another way; predict without tile"
@@ -80,71 +112,24 @@ def scaled_like(pipeline: Sequence[dict], sample: dict) -> list[dict]:
     return fixed
 
 
-def scale_note(
-    pipeline: Sequence[dict], sample: dict, sides: Sides | None, seen: Sequence[float], tta: bool
-) -> str:
-    """Return a note if the network sees an image at another scale than the training images.
-
-    Images with about as many pixels as those are not measured, unless they are augmented.
-
-    Args:
-        pipeline: of the test, after the loader.
-        sample: the result of the loader.
-        sides: of the training images; without them the pipeline tells their scale.
-        seen: width of the network's input per width of the image, for each view.
-        tta: whether test-time augmentation made the views.
-    """
-    path, long = sample["img_path"], max(sample["img"].shape[:2])
-    low, high = sides or (long, long)
-    if not tta and low / MOST <= long <= high * MOST:
-        return ""
-    expected = scale_factors(pipeline, blank_image(sample, sides))[0]
-    if min(seen) / MOST <= expected <= max(seen) * MOST:
-        return ""
-    if low <= long <= high:
-        return (
-            f"{path}: tta_pipeline multiplies sizes by {min(seen):.2g} to {max(seen):.2g}, the "
-            f"test pipeline by {expected:.2g}; predict without tta, or set `scale` in tta_pipeline"
-        )
-    return (
-        f"{path}: has {long} pixels on its long side, the training images {low} to {high}; the "
-        f"network sees it at {seen[0] / expected:.2g} times their scale; if objects have as many "
-        f"pixels as there, use --tile {high}, or Predictor(tile={high})"
-    )
+def _size_after(step: dict, height: int, width: int, channels: int) -> tuple[int, int]:
+    """Return the size of an image after a transform; unknown ones get a black image."""
+    if type_name(step) == "Resize":
+        return Seen(**_resize_settings(step)).size(height, width)
+    if not _may_change_size(step):
+        return height, width
+    transform: Any = TRANSFORMS.build(dict(step))
+    size = (height, width)
+    black = np.zeros((*size, channels), np.uint8)
+    after = transform({"img": black, "img_path": "", "img_shape": size, "ori_shape": size})
+    # A transform that packs the image is the last.
+    return after["img"].shape[:2] if "img" in after else size
 
 
-def described_scale(pipeline: Sequence[dict]) -> tuple[dict, list[str]]:
-    """Return how the first `Resize` scales images, and the names of other transforms that may.
-
-    `scale` has limits (width, height) of the size, `scale_factor` factors (width, height) for a
-    `Resize` without limits. With `keep_ratio` both sides get one factor.
-    """
-    others = [type_name(settings) for settings in pipeline if _may_change_size(settings)]
-    found: dict[str, Any] = {"scale": None, "scale_factor": None, "keep_ratio": True}
-    for settings in pipeline:
-        if type_name(settings) == "Resize":
-            others.remove("Resize")
-            found["keep_ratio"] = settings.get("keep_ratio", False)
-            for key in ("scale", "scale_factor"):
-                value = settings.get(key)
-                found[key] = [value, value] if isinstance(value, int | float) else value
-            break
-    return found, others
-
-
-def _measured(settings: dict, sample: dict) -> dict:
-    """Return a sample after a transform, if that may change the size of its image."""
-    if not _may_change_size(settings):
-        return sample
-    transform: Any = TRANSFORMS.build(dict(settings))
-    after = transform(dict(sample))
-    return after if "img" in after else sample  # a transform that packs the image is the last
-
-
-def _may_change_size(settings: dict) -> bool:
+def _may_change_size(step: dict) -> bool:
     """Return whether a transform resizes, has other transforms inside, or is of another package."""
-    name, kind = type_name(settings), settings["type"]
+    name, kind = type_name(step), step["type"]
     if isinstance(kind, str):
         kind = TRANSFORMS.get(kind)
     is_known = kind is not None and kind.__module__.split(".")[0] in ("mmcv", "mmseg", "mmseg_ext")
-    return "Resize" in name or "transforms" in settings or not is_known
+    return "Resize" in name or "transforms" in step or not is_known

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.images.values import Pixels, declared, is_deep, is_png_with_alpha, is_tiff
+from mmseg_ext.images.values import Photo, declared, is_deep, is_png_with_alpha, is_tiff
 from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.terminal import progress
 
@@ -45,7 +45,7 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     files = [_sample(path) for path in progress(chosen, "measuring", len(chosen))]
     alpha = _bands_in_alpha(files)
     kinds: dict[int, Path] = {}  # an image for each number of bands
-    samples: list[Pixels] = []
+    samples: list[Photo] = []
     for path, sample in zip(chosen, files, strict=True):
         values = sample.values if alpha else np.delete(sample.values, sample.alpha, axis=2)
         samples.append(replace(sample, values=values, alpha=()))
@@ -71,16 +71,16 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     return Channels(count, limits, mean.tolist(), std.tolist(), colors, alpha)
 
 
-def _is_deep(sample: Pixels) -> bool:
+def _is_deep(sample: Photo) -> bool:
     """Return whether the values are not those of 8 bits."""
     return sample.values.dtype.kind == "f" or sample.white is None or sample.white > 255
 
 
-def _uses_16_bits(sample: Pixels) -> bool:
+def _uses_16_bits(sample: Photo) -> bool:
     return sample.white == 0xFFFF and not sample.dark_note()
 
 
-def _sample(path: Path) -> Pixels:
+def _sample(path: Path) -> Photo:
     """Return some of an image's pixels, (N, 1, bands); none of photos, which have three bands."""
     data = read_bytes(str(path))
     if not (is_tiff(data) or is_deep(data) or is_png_with_alpha(data)):
@@ -90,7 +90,7 @@ def _sample(path: Path) -> Pixels:
     return replace(pixels, values=values[:: max(1, len(values) // _PIXELS)].copy())
 
 
-def _bands_in_alpha(samples: Sequence[Pixels]) -> tuple[int, ...]:
+def _bands_in_alpha(samples: Sequence[Photo]) -> tuple[int, ...]:
     """Return the channels that are declared as alpha, but have content in most pixels.
 
     GDAL declares a fourth band so, and PNG has no other one. Real alpha is opaque or transparent
@@ -105,7 +105,7 @@ def _bands_in_alpha(samples: Sequence[Pixels]) -> tuple[int, ...]:
     return bands if is_content else ()
 
 
-def _limits(samples: Sequence[Pixels], band: int) -> tuple[float, float]:
+def _limits(samples: Sequence[Photo], band: int) -> tuple[float, float]:
     """Return the range of a band without its extremes, in integers for integers."""
     known = []
     for sample in samples:

@@ -141,6 +141,7 @@ class RunResultsHook(Hook):
             "time": time.time(),
             "augmented": model is not cfg.model,
             "images": len(dataset),
+            **seen_data(loop),
             "dataset": type(dataset).__name__,
             "config": Path(cfg.filename or "").stem,
             "head": _type(model.get("decode_head")),
@@ -153,6 +154,17 @@ class RunResultsHook(Hook):
             "examples": examples,
         }
         write_text(json.dumps(content), folder / RESULTS)
+
+
+def seen_data(loop: Any) -> dict[str, Any]:
+    """Return `split`, the folder or list of a loop's images, and the `views` of each image."""
+    dataset = loop.dataloader.dataset
+    folder = (getattr(dataset, "data_prefix", None) or {}).get("img_path", "")
+    views = 1
+    for step in getattr(getattr(dataset, "pipeline", None), "transforms", ()):
+        views *= len(getattr(step, "subroutines", (step,)))  # of mmcv's TestTimeAug
+    split = getattr(dataset, "ann_file", "") or folder or type(dataset).__name__
+    return {"split": str(split), "views": views}
 
 
 def _iou_metric(loop) -> Any:

@@ -194,6 +194,11 @@ class ScoreMap:
         logits = logits.clamp(min=torch.finfo(logits.dtype).min / 2**10)
         self._terms.append((logits.permute(1, 2, 0).contiguous(), rows, columns))  # h, w, C
 
+    def reorder(self, classes: list[int]) -> None:
+        """Take the scores of these classes for 0, 1, ..."""
+        if classes != list(range(len(classes))):
+            self._terms = [(logits[..., classes], *maps) for logits, *maps in self._terms]
+
     @property
     def shape(self) -> tuple[int, int, int]:
         logits, rows, columns = self._terms[0]

@@ -33,6 +33,10 @@ from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 class StreamingSegTTAModel(BaseTTAModel):
     """A test-time augmentation model that merges an image's views, in whole and in slide mode.
 
+    Args:
+        swap_seg_labels: pairs of classes that a flip exchanges, as of mmcv's `RandomFlip`; their
+            scores in flipped views are exchanged, too. `test --tta` takes them from training.
+
     The result is the first view's sample with `pred_sem_seg` (1, H, W) and, as `seg_logits`, the
     merged map (C, H, W) in float32 or float64: the mean of the views' probabilities, or the sum of
     their logits.
@@ -45,13 +49,22 @@ class StreamingSegTTAModel(BaseTTAModel):
     module: Any
     merge: Merge
 
-    def __init__(self, module, merge: Merge = "probs", data_preprocessor=None):
+    def __init__(
+        self,
+        module,
+        merge: Merge = "probs",
+        data_preprocessor=None,
+        swap_seg_labels: Sequence[Sequence[int]] = (),
+    ):
         if merge not in get_args(Merge):
             raise ValueError(f"merge={merge!r}: unknown; use one of {get_args(Merge)}")
         super().__init__(module, data_preprocessor)
         if merge == "logits" and self.module.out_channels == 1:
             raise ValueError("merge='logits': the segmentor has one output channel; use 'probs'")
         self.merge = merge
+        self._order = list(range(self.module.out_channels))  # of the classes in a flipped view
+        for one, other in swap_seg_labels:
+            self._order[one], self._order[other] = other, one
 
     @torch.no_grad()
     def test_step(self, data: dict) -> list[SegDataSample]:
@@ -71,7 +84,11 @@ class StreamingSegTTAModel(BaseTTAModel):
         for values in zip(*data.values(), strict=True):  # of the fields of one view
             batch = dict(zip(data, values, strict=True))
             view = self.module.data_preprocessor(batch, False)
-            maps.append(self.module.score_maps(view["inputs"], view["data_samples"]))
+            scores = self.module.score_maps(view["inputs"], view["data_samples"])
+            for sample, score_map in zip(view["data_samples"], scores, strict=True):
+                if sample.metainfo.get("flip"):
+                    score_map.reorder(self._order)
+            maps.append(scores)
             samples = samples or view["data_samples"]
         views_of_images = zip(*maps, strict=True)
         for sample, views in zip(samples, views_of_images, strict=True):
@@ -89,6 +106,8 @@ class StreamingSegTTAModel(BaseTTAModel):
         for view in views:
             logits: Any = view.seg_logits
             scores = logits.data.to(full_precision(logits.data.dtype))  # C, H, W
+            if view.metainfo.get("flip"):
+                scores = scores[self._order]
             if softmax:
                 scores = scores.softmax(dim=0)
             total = total + scores

@@ -43,6 +43,7 @@ from mmseg_ext.segmentors.score_maps import (
     window_spans,
 )
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
+from mmseg_ext.segmentors.unlabeled_images import mask_unlabeled
 from mmseg_ext.upstream import set_hidden_logits
 
 # Methods that only resize, and methods that apply `BaseDecodeHead.loss_by_feat` to each map.
@@ -158,6 +159,7 @@ class StripEncoderDecoder(EncoderDecoder):
 
     def __init__(self, backbone: dict, decode_head: dict, **kwargs):
         super().__init__(backbone, decode_head, **kwargs)
+        mask_unlabeled(self)
         if not predicts_by_resize(self.decode_head):
             raise ValueError(
                 f"decode_head: the prediction of {type(self.decode_head).__name__} may be more "

@@ -5,7 +5,6 @@ import builtins
 import enum
 import tarfile
 import time
-import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -42,13 +41,6 @@ def history(values: object, counts: object = (1,), length: object = 9) -> Histor
     values, counts = (np.array(v) if type(v) in (list, tuple) else v for v in (values, counts))
     buffer._log_history, buffer._count_history, buffer.max_length = values, counts, length
     return buffer
-
-
-def doubled() -> list:
-    value = [1]
-    for _ in range(40):
-        value = [value, value]
-    return value
 
 
 MEMORY = np.arange(77.0)  # of this process; a file that names its address must not reach it
@@ -89,13 +81,6 @@ def array_of(shape: tuple) -> Pickled:
     return Pickled(reconstruct, np.ndarray, (0,), b"b", state=state)
 
 
-def repeated_arrays() -> list[Pickled]:
-    """100 arrays of 4 MiB, which share one object of bytes in the file."""
-    reconstruct, data = np.zeros(1).__reduce__()[0], bytes(2**22)
-    state = (1, (2**22,), np.dtype("u1"), False, data)
-    return [Pickled(reconstruct, np.ndarray, (0,), b"b", state=state) for _ in range(100)]
-
-
 COMPLEX = {"values": torch.zeros(1, dtype=torch.complex64), "counts": torch.ones(1)}
 NESTED = torch.zeros(2), torch.tensor([[5]]), torch.tensor([[1]]), torch.tensor([10**9])
 REFUSED = {
@@ -113,10 +98,6 @@ REFUSED = {
     "a quantized tensor": lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.qint8),
     "a nested tensor": lambda: Pickled(torch._utils._rebuild_nested_tensor, *NESTED),
     "a tensor without data": lambda: torch.empty(2, device="meta"),
-    "a repeated tensor": lambda: torch.zeros(1).expand(2**20, 2**20),
-    "a tensor under many names": lambda: list(torch.zeros(1, 2**20).expand(300, -1)),
-    "an array under many names": repeated_arrays,
-    "doubled lists": doubled,
     "getattr": lambda: Pickled(getattr, getattr, "__self__"),
     "a class of numpy": lambda: Pickled(np.memmap, "x", "u1", "w+", 0, (1,)),
     "a class": lambda: OrderedDict,
@@ -180,14 +161,10 @@ def test_values_of_every_kind_are_read(tmp_path):
 
 def test_formats_that_torch_reads_by_other_means_are_refused(tmp_path, monkeypatch):
     """Before torch 2.6, `weights_only=True` does not protect from TorchScript and tar files."""
-    script, packed, old, page = (tmp_path / f"{name}.pth" for name in ("s", "p", "old", "page"))
+    script, old, page = (tmp_path / f"{name}.pth" for name in ("script", "old", "page"))
     torch.jit.script(torch.nn.Linear(1, 1)).save(script)
-    unpacked = zipfile.ZipFile(saved({"w": torch.zeros(10**6)}, tmp_path / "unpacked.pth"))
-    with unpacked, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in unpacked.namelist():
-            archive.writestr(name, unpacked.read(name))
     page.write_text("<html>")
-    for path, reason in ((script, "TorchScript"), (packed, "compressed"), (page, "not a torch")):
+    for path, reason in ((script, "TorchScript"), (page, "not a torch")):
         with pytest.raises(CheckpointError, match=f"^{path}: .*{reason}.*$"):
             read_checkpoint(path)
     torch.save({"w": torch.ones(2)}, old, _use_new_zipfile_serialization=False)

@@ -16,10 +16,10 @@ CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 
 @pytest.fixture
 def exported(monkeypatch):
-    """The arguments of `export`, and a factor for the scores of its file."""
+    """The arguments of `write_onnx`, and a factor for the scores of its file."""
     given = {"factor": 1.0}
 
-    def export(model, path, size, dynamic, metadata, channels):
+    def write(model, path, size, dynamic, metadata, channels):
         given.update(model=model, size=size, dynamic=dynamic, metadata=metadata, channels=channels)
         path.write_bytes(b"written")
 
@@ -27,7 +27,7 @@ def exported(monkeypatch):
         assert path.read_bytes() == b"written"
         return lambda images: given["model"](images) * given["factor"]
 
-    monkeypatch.setattr(module, "export", export)
+    monkeypatch.setattr(module, "write_onnx", write)
     monkeypatch.setattr(module, "ExportedSegmentor", read)
     return given
 

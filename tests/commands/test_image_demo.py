@@ -185,6 +185,42 @@ def test_counts_leave_out_specks_and_the_background(tmp_path, capsys):
         assert len(features) == len(areas) - small
 
 
+def test_only_chosen_classes_are_drawn_and_the_config_tells_the_least_area(tmp_path, capsys):
+    """By the objects of the training labels; --min-area is for all classes, also in micrometers."""
+    config, image = tmp_path / "own.py", ROOT / "demo/nuclei.png"
+    config.write_text(
+        f"_base_ = {str(CONFIGS / f'{WEIGHTS.stem}.py')!r}\nmin_area = dict(nucleus=90)\n"
+    )
+    words = [str(image), str(config), str(WEIGHTS), "--out", str(tmp_path), "--csv"]
+    words += ["--classes", "nucleus", "border", "--opacity", "1"]
+    areas = {
+        name: [found.area for found in Predictor(WEIGHTS.stem)(image).objects(name)]
+        for name in ("nucleus", "border")
+    }
+    for more, least in (
+        ((), (90, 16)),
+        (("--min-area", "40"), (40, 40)),
+        (("--min-area-um2", "10", "--pixel-size", "0.5"), (40, 40)),
+    ):
+        assert run("image_demo", [*words, *more]) == 0
+        with (tmp_path / "classes.csv").open() as file:
+            (row,) = csv.DictReader(file)
+        for name, smallest in zip(areas, least, strict=True):
+            counted = sum(area >= smallest for area in areas[name])
+            assert row[f"{name} objects"] == str(counted)
+    labels, overlay = read(tmp_path / "labels/nuclei.png"), read(tmp_path / "overlays/nuclei.png")
+    overlay = overlay[: labels.shape[0], : labels.shape[1]]
+    result = Predictor(WEIGHTS.stem)(image)
+    for name, is_drawn in (("nucleus", True), ("border", True), ("background", False)):
+        here = labels == result.classes.index(name)
+        color = result.palette[result.classes.index(name)]
+        expected = np.broadcast_to(color, result.image.shape) if is_drawn else result.image
+        assert (overlay[here] == expected[here]).all()
+    capsys.readouterr()
+    assert run("image_demo", [*words, "--min-area-um2", "10"]) == 1
+    assert lines_with(capsys.readouterr().err, "--min-area-um2", "--pixel-size")
+
+
 def test_the_lowest_value_of_masks_without_names_is_no_object(tmp_path):
     weights = tmp_path / "unnamed.pth"
     content = torch.load(WEIGHTS, weights_only=True)

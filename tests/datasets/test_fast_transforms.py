@@ -5,7 +5,11 @@ import pytest
 from mmseg.datasets.transforms import PhotoMetricDistortion, RandomCrop
 from mmseg.registry import DATASETS, TRANSFORMS
 
-from mmseg_ext.datasets.fast_transforms import CountingRandomCrop, TablePhotoMetricDistortion
+from mmseg_ext.datasets.fast_transforms import (
+    CountingRandomCrop,
+    LabeledRandomCrop,
+    TablePhotoMetricDistortion,
+)
 from mmseg_ext.durable.randomness import seeded
 from tests.datasets.trees import make_tree
 
@@ -103,3 +107,29 @@ def test_pipelines_of_the_datasets_get_the_fast_forms(tmp_path):
     assert (samples[0]["inputs"] == samples[1]["inputs"]).all()
     labels = [sample["data_samples"].gt_sem_seg.data for sample in samples]
     assert (labels[0] == labels[1]).all()
+
+
+def drawn_crops(crop, label: np.ndarray, count: int = 60) -> list[tuple[int, int, int, int]]:
+    np.random.seed(0)
+    results = {"img": np.zeros((*label.shape, 3), np.uint8), "gt_seg_map": label}
+    return [crop.crop_bbox(dict(results)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("size", [(16, 16), (100, 16), (16, 200)])
+def test_crops_of_sparse_labels_have_a_labeled_pixel(size):
+    """At each border of the image; a label map without labels, and a dense one, as `RandomCrop`."""
+    crop = LabeledRandomCrop(crop_size=size, cat_max_ratio=0.75)
+    usual = CountingRandomCrop(crop_size=size, cat_max_ratio=0.75)
+    label = np.full((64, 96), 255, np.uint8)
+    assert drawn_crops(crop, label) == drawn_crops(usual, label)
+    for place in ((0, 0), (63, 95), (30, 50)):
+        one = label.copy()
+        one[place] = 3
+        boxes = drawn_crops(crop, one)
+        for top, bottom, left, right in boxes:
+            assert (one[top:bottom, left:right] == 3).any() and top >= 0 and left >= 0
+            assert (bottom <= 64 or bottom == size[0]) and (right <= 96 or right == size[1])
+        if place == (30, 50) and size == (16, 16):
+            assert len({*boxes}) > 20
+    dense = np.random.RandomState(0).randint(0, 3, (64, 96)).astype(np.uint8)
+    assert drawn_crops(crop, dense) == drawn_crops(usual, dense)

@@ -10,7 +10,8 @@ import torch
 from mmengine import dist
 from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper, OptimWrapperDict
-from mmengine.structures import BaseDataElement
+from mmengine.structures import BaseDataElement, PixelData
+from mmseg.structures import SegDataSample
 
 from mmseg_ext.durable import FiniteLossHook, finite_loss
 from mmseg_ext.engine import PortableAmpOptimWrapper
@@ -115,6 +116,55 @@ def test_the_loss_scale_is_fixed_or_dynamic(loss_scale, first, second):
         run.go(FiniteLossHook(), [value])
         assert run.optim_wrapper.loss_scaler.get_scale() == scale
         assert run.weight.item() == pytest.approx(0.9)
+
+
+CLIPS = [None, {"max_norm": 1.0}, {"type": "value", "clip_value": 5.0}]
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.parametrize("more", [{}, {"accumulative_counts": 2}, {"dtype": "bfloat16"}], ids=str)
+def test_gradients_are_checked_before_they_are_clipped(clip, fused, more):
+    """Also of an accumulation, in mixed precision, and of steps that a kernel skips."""
+    kind = PortableAmpOptimWrapper if "dtype" in more else OptimWrapper
+    more = {"fused": fused, **more}  # mmengine removes the type from its argument
+    run, hook = Run(kind, clip_grad=copy.copy(clip), **more), FiniteLossHook()
+    own_step = run.optim_wrapper.step
+    run.go(hook, [1, 1])
+    before = run.weight.item()
+    run.weight.register_hook(lambda gradient: gradient * math.inf)
+    with raises_message(RunError, "weight", todo="--resume"):
+        run.go(hook, [1, 1])
+        hook.before_val(run)
+    assert run.weight.item() == before < 1
+    finished, hook = Run(kind, clip_grad=copy.copy(clip), **more), FiniteLossHook()
+    finished.go(hook, [1, 1])
+    hook.after_train(finished)
+    assert finished.optim_wrapper.step.__func__ is own_step.__func__
+
+
+@pytest.mark.parametrize(("labels", "told"), [((255, 255), True), ((255, 1), False)])
+def test_a_batch_in_which_no_pixel_counts_is_named(labels, told):
+    """In an accumulation all batches count together."""
+    run, hook = Run(accumulative_counts=2), FiniteLossHook()
+    hook.before_train(run)
+    with raises_message(RunError, "nan", todo="--resume") as error:
+        for label in labels:
+            data = PixelData(data=torch.full((1, 2, 2), label))
+            samples = [SegDataSample(gt_sem_seg=data, metainfo={"img_path": "a.png"})]
+            loss = run.model(math.nan, data_samples=samples)["loss"]
+            run.optim_wrapper.update_params(loss)
+    assert ("no pixel of the batch counts" in str(error.value)) == told
+
+
+def test_a_scaler_that_skips_all_steps_stops_the_run():
+    """A loss that overflows once does not."""
+    run, hook = Run(PortableAmpOptimWrapper, dtype="float16"), FiniteLossHook()
+    run.go(hook, [1] + 19 * [math.nan] + [1] + 19 * [math.inf])
+    hook.before_val(run)
+    run.go(hook, [math.inf])
+    with raises_message(RunError, "inf", 41, "41.png", todo="--resume"):
+        hook.before_state_dict(run)
 
 
 def test_the_scale_of_a_checkpoint_continues():

@@ -348,6 +348,27 @@ def test_what_a_resume_cannot_continue_is_told(tmp_path):
             curve(tmp_path, f"optim_wrapper['optimizer'] = dict(type='{kind}')\n", resume=True)
 
 
+def test_a_longer_resume_that_would_train_nothing_is_refused(tmp_path):
+    """The schedules of the checkpoint have ended at rate 0; with a last rate they continue."""
+    scheduled = "param_scheduler = [dict(type='{}', {}, by_epoch=False, end={})]\n"
+    for kind, more, trains in (
+        ("PolyLR", "eta_min=0.0", False),
+        ("PolyLR", "eta_min=0.01", True),
+        ("LinearLR", "start_factor=1.0, end_factor=0.0", False),
+    ):
+        (folder := tmp_path / f"{kind}{more}").mkdir()
+        curve(folder, scheduled.format(kind, more, 4), "train_cfg.max_iters=4")
+        longer = scheduled.format(kind, more, 8)
+        if trains:
+            work = curve(folder, longer, "train_cfg.max_iters=8", resume=True)
+            assert resumed_iterations(log_text(work)) == [4]
+        else:
+            with raises_message(CheckpointError, "4 iterations", 0, todo="load_from="):
+                curve(folder, longer, "train_cfg.max_iters=8", resume=True)
+        # A run of the complete length resumes from any of its checkpoints, also at the end.
+        curve(folder, scheduled.format(kind, more, 4), "train_cfg.max_iters=4", resume=True)
+
+
 @DATA_SAMPLERS.register_module()
 class OwnSampler(DefaultSampler):
     """A sampler that cannot start within an epoch."""

@@ -238,7 +238,9 @@ def train_words(config: Path, work: Path, *options: str, flags: tuple[str, ...] 
 
 def built(*words: str | Path) -> Runner:
     """Return the Runner that train.py builds for these arguments."""
-    return build_train_runner(**arguments(parser().parse_args([str(word) for word in words])))
+    settings = arguments(parser().parse_args([str(word) for word in words]))
+    assert settings.pop("minutes") is None
+    return build_train_runner(**settings)
 
 
 def train_here(config: Path, work: Path, *options: str, flags: tuple[str, ...] = ()) -> None:

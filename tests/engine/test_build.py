@@ -69,7 +69,7 @@ def test_train_writes_checkpoints_and_prints_progress(trained):
     kept = {p.name for p in work.glob("*.pth")}
     assert kept == {"iter_4.pth", "iter_8.pth", "iter_12.pth", "best_mIoU_iter_12.pth"}
     written = log_text(work)
-    assert re.search(r"Iter\(train\) \[ *6/12\].* eta: 0:00:0\d ", written)
+    assert re.search(r"Iter\(train\) \[ *6/12\].* eta: \d+:\d\d:\d\d ", written)
     assert "System environment:" in written and "paramwise_options" in written
     assert "Hooks will be executed in the" in written
     terminal = (trained / "terminal").read_text()
@@ -341,6 +341,9 @@ def test_test_and_tta(trained, tmp_path):
     assert run("test", [*words, str(tmp_path / "plain"), *drawn]) == 0
     assert not multiprocessing.active_children() and (tmp_path / "plain/tiny.py").is_file()
     (metrics,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/2*.json"))
+    (results,) = (json.loads(p.read_text()) for p in (tmp_path / "plain").glob("2*/results.json"))
+    assert (results["split"], results["views"]) == (str(trained / "data/images"), 1)
+    assert lines_with(log_text(tmp_path / "plain"), "test: 8 images", results["split"])
     validated = logged(trained / "work", "mIoU")[12]
     assert metrics["mIoU"] == pytest.approx(validated["mIoU"], rel=1e-6)
     for kind in ("out", "show"):
@@ -357,6 +360,8 @@ def test_test_and_tta(trained, tmp_path):
         (hook,) = (h for h in runner.hooks if isinstance(h, SegVisualizationHook))
         assert hook.draw and (hook.show, hook.wait_time) == (bool(shown), shown)
     assert 0 < runner.test()["mIoU"] <= 100
+    (results,) = (json.loads(p.read_text()) for p in (tmp_path / "tta").glob("2*/results.json"))
+    assert results["views"] == 4
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
@@ -415,6 +420,42 @@ def test_configs_have_a_name_or_a_path(tmp_path, monkeypatch):
     by_name = load_config("ea_r18_shapes")
     assert by_name.to_dict() == load_config(str(CONFIGS / "ea_r18_shapes.py")).to_dict()
     assert by_name.work_dir == "./work_dirs/ea_r18_shapes"
+
+
+@pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])
+@pytest.mark.parametrize("written", ["absolute", "relative"])
+def test_the_data_of_a_copied_run_is_in_the_copy(written, place, tmp_path, monkeypatch, capsys):
+    """The work directory is next to the data, and was named from another folder."""
+    old, new = tmp_path / "old", tmp_path / "deeper/new"
+    monkeypatch.chdir(tmp_path)
+    (old / "run" / place).mkdir(parents=True)
+    (old / "data").mkdir()
+    (tmp_path / "weights.pth").touch()
+    work = str(old / "run") if written == "absolute" else "old/run"
+    text = f"work_dir = {work!r}\nload_from = {str(tmp_path / 'weights.pth')!r}\n"
+    text += f"parts = [dict(data_root={str(old / 'data')!r})]\n"
+    file = Path("run", place, "config.py")
+    (old / file).write_text(text)
+    (old / "other.py").write_text(text)
+    log = old / "run/20260101_000000"
+    log.mkdir(exist_ok=True)
+    record = {"config": "project/config.py", "folder": str(old / "run")}
+    (log / "run.json").write_text(json.dumps(record))
+    assert load_config(str(old / file)).parts[0].data_root == str(old / "data")
+    new.parent.mkdir()
+    shutil.copytree(old, new)
+    assert not capsys.readouterr().err
+    copied = load_config(str(new / file))
+    assert copied.parts[0].data_root == str(new / "data")
+    assert copied.work_dir == str(new / "run")
+    assert copied.load_from == str(tmp_path / "weights.pth")  # it did not move
+    check_message(capsys.readouterr().err.splitlines()[0], new / file, old / "run", new / "data")
+    # Only the work directory is copied: its data stayed. And a user's config is not of the run.
+    shutil.copytree(old / "run", tmp_path / "alone")
+    alone = load_config(str(tmp_path / "alone" / place / "config.py"))
+    assert alone.parts[0].data_root == str(old / "data")
+    (new / "run/other.py").write_text(text)
+    assert load_config(str(new / "run/other.py")).work_dir == work
 
 
 @pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])

@@ -8,9 +8,10 @@ import torch
 from mmengine.dataset import ConcatDataset
 
 from mmseg_ext.engine.build import build_train_runner
-from mmseg_ext.engine.run_checks import dataset_warnings
+from mmseg_ext.engine.run_checks import dataset_warnings, incomplete_splits
 from mmseg_ext.errors import LaunchError
 from tests.engine.runs import log_text, write_config
+from tests.messages import check_message
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,15 @@ def test_scores_of_objects_are_checked_at_the_start(tmp_path, save_best, object_
         return
     with pytest.raises(LaunchError, match=told):
         build_train_runner(str(config), options, str(tmp_path / "work"))
+
+
+def test_a_split_with_few_images_is_a_warning(tmp_path):
+    """A dry run on a part of the images; a split without a count is anyone's own."""
+    config = write_config(tmp_path, "image_counts = dict(train=20210, val=8)\n")
+    runner = build_train_runner(str(config), {}, str(tmp_path / "work"))
+    (line,) = incomplete_splits(runner)
+    check_message(line, "8 of 20,210 images", where="train_dataloader: ", todo="docs/data.md")
+    assert line in log_text(tmp_path / "work")
 
 
 def test_classes_that_a_loss_does_not_learn_are_warnings(tmp_path):

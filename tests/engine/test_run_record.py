@@ -48,7 +48,7 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     assert record["versions"]["torch"] == torch.__version__
 
     text, _, printed = shown.rpartition("\n{\n")
-    for key in ("start_iteration", "started", "ended"):
+    for key in ("folder", "iterations", "levers", "start_iteration", "started", "ended"):
         del record[key]
     assert json.loads("{" + printed) == record
     exec(text, namespace := {})

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import sys
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,15 @@ from PIL import Image, ImageOps
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import decode, image_size, orientation, read  # of any picture
-from mmseg_ext.images.values import picture_pixels, read_page, tiff_file, tiff_images
+from mmseg_ext.images.files import decode, orientation, read, read_photo  # of any picture
+from mmseg_ext.images.values import (
+    image_size,
+    picture_pixels,
+    read_page,
+    read_pixels,
+    tiff_file,
+    tiff_images,
+)
 from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
@@ -240,7 +248,7 @@ def test_tiffs_are_turned_unless_they_have_a_label_map(tag, mode, compression, t
     image = picture_pixels(Image.open(io.BytesIO(data))).upright()
     assert np.array_equal(image.fit(3), turned)
     (tmp_path / "a.tif").write_bytes(data)
-    assert image_size(tmp_path / "a.tif") == (48, 40)
+    assert image_size((tmp_path / "a.tif").open("rb")) == (48, 40)
 
 
 def test_sixteen_bits_that_use_few_warn_once_for_a_kind_of_file(monkeypatch):
@@ -319,7 +327,7 @@ def test_pillows_limit_is_not_for_chosen_files_and_stays(monkeypatch, tmp_path):
     assert np.array_equal(decode(label, "a.png", "unchanged", "pillow"), GRAY)
     photo = picture(RGB, "JPEG") + b"more"  # as some cameras write, so Pillow looks at it
     assert decode(photo, "a.jpg", "color", "cv2").shape == RGB.shape
-    assert image_size(tmp_path / "a.png") == (48, 40)
+    assert image_size(io.BytesIO(data)) == (48, 40)
     exif = Image.Exif()
     exif[0x0112] = 6
     for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
@@ -377,3 +385,81 @@ def test_declared_white_of_photos_counts():
     pixels = RGB // 2
     data = b"P6 48 40 127\n" + pixels.tobytes()
     assert np.array_equal(load(data), np.rint(pixels / 127 * 255)[..., ::-1])
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12\n"
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jpg"])
+def test_a_pointer_of_git_lfs_is_named(name, tmp_path):
+    (tmp_path / name).write_bytes(POINTER)
+    for reader in (read_photo, lambda path: load(path.read_bytes())):
+        with raises_message(UnreadableFileError, "Git LFS", todo="git lfs pull"):
+            reader(tmp_path / name)
+
+
+def test_a_photo_has_all_that_its_file_declares(tmp_path):
+    """Also its path, its page, and the tags of its place, which other readers need not open."""
+    tags = [(33550, 12, 3, [0.5, 0.5, 0], True), (33922, 12, 6, [0, 0, 0, 100, 900, 0], True)]
+    options = dict(photometric="rgb", metadata=None, extratags=[*tags, (274, 3, 1, 6, True)])
+    (tmp_path / "a.tif").write_bytes(tiff(RGB, **options))
+    photo = read_photo(tmp_path / "a.tif")
+    assert photo.name == str(tmp_path / "a.tif") and photo.orientation == 6 and photo.colors
+    assert [tag[0] for tag in photo.geotags] == [33550, 33922]
+    assert photo.geotags[0][3] == (0.5, 0.5, 0) and np.array_equal(photo.values, RGB)
+    assert read_photo(tmp_path / "a.tif", page=0).name == f"{tmp_path / 'a.tif'}: page 1"
+    with raises_message(ValueError, "48x40", where=tmp_path / "a.tif", todo="--max-pixels 1920"):
+        read_photo(tmp_path / "a.tif", most=1919)
+
+
+@pytest.mark.parametrize(
+    ("nodata", "missing"), [("nan", np.nan), ("0", 0), ("-9999", -9999), ("none", None)]
+)
+def test_values_without_data(nodata, missing):
+    values = np.full((8, 9), 3, F32)
+    values[2, 5] = np.float32(missing if missing is not None else 3)
+    data = tiff(values, metadata=None, extratags=[(42113, 2, len(nodata) + 1, nodata, True)])
+    without = read(data, "a.tif").without_data()
+    assert without.sum() == (missing is not None) and without[2, 5] == (missing is not None)
+
+
+def test_opencv_and_pillow_decode_the_same_photo(monkeypatch):
+    """`demo/run_exported.py` may have no OpenCV."""
+    files = [picture(RGB, kind) for kind in ("PNG", "BMP", "PPM", "WEBP")] + [picture(GRAY, "PNG")]
+    with_opencv = [read(data, "a") for data in files]
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    for data, photo in zip(files, with_opencv, strict=True):
+        other = read(data, "a")
+        assert other.values.shape == photo.values.shape and other.colors == photo.colors
+        assert np.abs(other.values.astype(int) - photo.values).max() <= 3  # of lossy WebP
+
+
+def test_a_truncated_photo_is_refused_by_the_decoder_itself():
+    data = picture(np.kron(RGB, np.ones((8, 8, 1), U8)), "JPEG")
+    with pytest.raises(OSError):  # OpenCV before 5 fills the rest, and Pillow then raises
+        read_pixels(data[: len(data) // 2])
+
+
+BROKEN = [b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12", b"Exif\0\0no TIFF at all"]
+
+
+@pytest.mark.parametrize("tags", BROKEN)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_tags_that_do_not_decode_are_passed_over(kind, tags):
+    data = picture(RGB, kind, exif=tags)
+    assert read(data, "a").orientation == orientation(data) == 1
+    assert load(data).shape == RGB.shape
+
+
+def test_a_png_of_imagemagick_is_turned_in_all_ways():
+    """In which OpenCV finds no orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    tags, data = exif.tobytes(), picture(RGB, "PNG")
+    text = b"\nexif\n%8d\n%s\n" % (len(tags), tags.hex().encode())
+    chunk = png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
+    data = data[:33] + chunk + data[33:]
+    turned = np.rot90(RGB, -1)  # clockwise
+    assert np.array_equal(load(data), turned[..., ::-1])
+    assert np.array_equal(read(data, "a").upright().values, turned)
+    assert np.array_equal(load(data, seg_map_path="label.png"), RGB[..., ::-1])

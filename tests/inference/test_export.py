@@ -6,9 +6,9 @@ import torch
 from mmseg_ext import get_model
 from mmseg_ext.inference.export import (
     WholeImageSegmentor,
-    export,
     random_images,
     relative_difference,
+    write_onnx,
 )
 from mmseg_ext.inference.models import DEFAULT  # a model with a neck
 from tests.messages import raises_message
@@ -38,7 +38,7 @@ def test_scores_are_the_segmentors(build, bgr_to_rgb):
 
 def test_what_cannot_be_exported_is_refused(tmp_path):
     with raises_message(ValueError, "16x24", where=tmp_path / "a.onnx"):
-        export(torch.nn.Linear(5, 5), tmp_path / "a.onnx", (16, 24))
+        write_onnx(torch.nn.Linear(5, 5), tmp_path / "a.onnx", (16, 24))
     with pytest.raises(ValueError, match="Linear"):
         WholeImageSegmentor(torch.nn.Linear(1, 1))
     model = small()

@@ -116,6 +116,23 @@ def test_photos_without_a_place_and_turned_ones(tmp_path):
     check_message(warning.message, 6, where=f"{turned}: ", todo="orientation 1")
 
 
+def test_values_of_the_geokeys_as_gdal_writes_them(tmp_path):
+    """The directory has codes, and for texts (tag 34737) their length and place instead of values.
+
+    Of UTM zone 32N by gdal_translate, in whose text 3072 would be a code if it were read as one.
+    """
+    citation = (1026, 34737, 22, 0)
+    rows = [(1024, 0, 1, 1), (1025, 0, 1, 1), citation, (2048, 0, 1, 4258), (3072, 0, 1, 25832)]
+    tags = [doubles(SCALE, 1, 1, 0), doubles(TIE, *CORNER), keys(*rows), ASCII]
+    place = read_georeference(write(tmp_path / "a.tif", tags))
+    assert place.epsg == 25832  # not 4258, the geographic system below it
+    assert {tag[0] for tag in place.tags} == {SCALE, TIE, KEYS, 34737}
+    assert [tag[3] for tag in place.tags if tag[0] == 34737] == ["WGS 84 / UTM zone 32N|"]
+    geographic = keys((1024, 0, 1, 2), (3072, 34736, 3, 1), (2048, 0, 1, 4258))
+    place = read_georeference(write(tmp_path / "b.tif", [*tags[:2], geographic]))
+    assert place.epsg == 4258
+
+
 def test_each_page_has_its_own_place(tmp_path):
     with tifffile.TiffWriter(tmp_path / "a.tif") as file:
         for x in (10, 20):

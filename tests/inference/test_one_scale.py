@@ -109,7 +109,7 @@ def command_export(monkeypatch, tmp_path):
             given.update(module=module, metadata=json.loads(json.dumps(metadata)))
             path.write_bytes(b"")
 
-        monkeypatch.setattr(export_module, "export", keep)
+        monkeypatch.setattr(export_module, "write_onnx", keep)
         monkeypatch.setattr(export_module, "ExportedSegmentor", lambda path: given["module"])
         monkeypatch.setattr("mmseg_ext.commands.export.named_model", lambda args: model)
         assert run("export", ["own.py", "none", *words, "--out", str(tmp_path / "a.onnx")]) == 0
@@ -346,9 +346,29 @@ def test_a_transform_that_the_file_does_not_describe_is_named(command_export, ca
     assert "Resize" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [(), ("--shape", "96"), ("--dynamic",)])
+def test_the_export_compares_photos_as_users_run_the_file(words, command_export, tmp_path, capsys):
+    """Besides photos of the file's shape; a photo of 384x288 is filled up to 128x128."""
+    model, photo = model_of(), tmp_path / "photo.png"
+    Image.fromarray(PHOTO).save(photo)
+    run, metadata, _ = command_export(model, *words, "--images", str(photo))
+    printed = capsys.readouterr().out
+    line = next(text for text in printed.splitlines() if text.startswith("photo.png"))
+    labels = runpy.run_path(str(DEMO / "run_exported.py"))["segment"](run, metadata, PHOTO)
+    share = agreement(labels, Predictor(model)(PHOTO).labels)
+    assert line.endswith(f" {share:.2%}") and "same class 100.000%" in line
+    assert ("are filled" in printed) == (words != ("--dynamic",))
+    stretched = command_export(model_of(STRETCH))
+    assert "are filled" not in capsys.readouterr().out and stretched
+
+
 def test_the_example_tells_which_photos_are_at_another_scale(command_export):
     example = runpy.run_path(str(DEMO / "run_exported.py"))
-    note, segment = example["scale_note"], example["segment"]
+    segment = example["segment"]
+
+    def note(metadata, size):
+        return example["seen"].seen_by(metadata).note(*size, "use --training-scale")
+
     run, metadata, sizes = command_export(model_of(image_sides=[100, 128]))
     for size, ratio in (((288, 384), "0.33"), ((60, 20), "1.7")):
         check_message(note(metadata, size), "100 to 128", ratio, todo="--training-scale")

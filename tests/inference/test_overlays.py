@@ -97,6 +97,26 @@ def test_names_stay_inside_and_are_readable(corner, shade):
     assert abs(int(changed.sum()) - int(complete)) <= 40  # the lines' pixels below the text
 
 
+def test_a_name_is_in_the_middle_of_the_widest_place():
+    """Of an object like a pan: in the pan, and not in the middle of its box."""
+    labels = np.zeros((120, 300), np.uint8)
+    labels[10:110, 10:110], labels[55:65, 110:290] = 1, 1
+    result = segmentation(labels)
+    picture = result.overlay(0, {"cell": result.objects("cell")}, names=True, legend=False)
+    changed = (np.asarray(picture) != np.asarray(result.overlay(0))).any(2)
+    rows, columns = changed.nonzero()
+    middle = (rows.min() + rows.max()) / 2, (columns.min() + columns.max()) / 2
+    assert np.abs(np.subtract(middle, (59.5, 59.5))).max() <= 2
+
+
+def test_only_the_drawn_classes_have_colors(touching):
+    objects = {name: touching.objects(name) for name in CLASSES}
+    picture = np.asarray(touching.overlay(1, objects, drawn=["border", "cell"]))[:40, :60]
+    assert (picture[touching.labels == 1] == PALETTE[1]).all()
+    assert (picture[touching.labels == 2] == PALETTE[2]).all()
+    assert (picture[np.isin(touching.labels, (0, 3))] == GRAY).all()
+
+
 def test_names_do_not_cover_each_other():
     labels = np.zeros((30, 200), np.uint8)
     labels[5:25, 10:40], labels[8:20, 42:50], labels[5:25, 150:180] = 1, 1, 1

@@ -210,7 +210,9 @@ def test_labels_that_cannot_be_read_do_not_hide_the_error_of_the_loss(monkeypatc
     """As on a GPU after a failed kernel."""
     samples = labelled(SIZE, classes=CLASSES)
     samples[0].gt_sem_seg.data[0, -1, -1] = 9
-    with pytest.raises(RunError, match=rf"num_classes={CLASSES}: .*\[9\]$"):  # no hint on 255
+    with pytest.raises(
+        RunError, match=rf"num_classes={CLASSES}: .*\[9\].*check_dataset"
+    ):  # not on 255
         trained("StripEncoderDecoder", {}, {}, samples)
     monkeypatch.setattr(Tensor, "unique", Mock(side_effect=RuntimeError("unreadable")))
     with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):

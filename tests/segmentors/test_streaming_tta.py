@@ -57,6 +57,25 @@ def test_merged_scores_and_labels(kind, merge, options):
         assert torch.equal(sample.pred_sem_seg.data, expected.pred_sem_seg.data)
 
 
+@pytest.mark.parametrize("kind", ["EncoderDecoder", "StripEncoderDecoder"])
+def test_classes_that_a_flip_exchanges_are_exchanged_in_the_scores(kind):
+    """As mmcv's `RandomFlip(swap_seg_labels=...)` exchanges them in the labels."""
+    model = segmentor(kind=kind)
+    model.test_cfg.keep_logits = True
+    merged = StreamingSegTTAModel(model, swap_seg_labels=[(0, 2), (3, 1)])
+    order = torch.tensor([2, 3, 0, 1, *range(4, model.out_channels)])
+    data = batch_of_two()
+    with torch.no_grad():
+        single = each_view(model, data)
+    for sample, seen in zip(merged.test_step(data), single, strict=True):
+        flipped = [bool(view.metainfo["flip"]) for view in seen]
+        scores = [view.seg_logits.data.softmax(0) for view in seen]
+        pairs = zip(scores, flipped, strict=True)
+        expected = torch.stack([s[order] if flip else s for s, flip in pairs]).mean(0)
+        assert 0 < sum(flipped) < len(flipped)
+        torch.testing.assert_close(sample.seg_logits.data, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_half_precision_logits_are_summed_in_single():
     logits = torch.randn(4, 3, 5, 6).bfloat16()
     views = [SegDataSample(seg_logits=PixelData(data=view)) for view in logits]

@@ -1,6 +1,7 @@
 # ADE20K (SceneParsing: 150 classes) at 512x512 by mmsegmentation's protocol.
 dataset_type = "CheckedADE20KDataset"
 data_root = "data/ade/ADEChallengeData2016"
+image_counts = dict(train=20210, val=2000)  # fewer are a warning
 crop_size = (512, 512)
 train_pipeline = [
     dict(type="CheckedLoadImage"),

@@ -2,6 +2,7 @@
 # EMANet (XiaLiPKU/EMANet, dataset.py) and the values of MenghaoGuo/EANet's settings.py.
 dataset_type = "CheckedPascalVOCDataset"
 data_root = "data/VOCdevkit/VOC2012"
+image_counts = dict(train=10582, val=1449)  # fewer are a warning
 crop_size = (513, 513)
 mean_bgr = (103.53, 116.28, 123.675)  # the mean color: zero after normalization
 train_pipeline = [

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmseg_ext.images.files import read
-from mmseg_ext.images.values import Pixels, is_tiff
+from mmseg_ext.images.values import Photo, is_tiff
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
@@ -63,7 +63,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         pixels = pixels.upright()
     missing = np.zeros(pixels.values.shape[:2], bool)
     if pixels.missing:  # many programs declare 0, which is mostly the background
-        missing = (pixels.values == pixels.missing).all(2)
+        missing = pixels.without_data()
         pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
     values = _whole_numbers(pixels)
     if binary:
@@ -89,7 +89,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
     return marked
 
 
-def _whole_numbers(pixels: Pixels) -> np.ndarray:
+def _whole_numbers(pixels: Photo) -> np.ndarray:
     """Return the values without alpha, (H, W, 1 or 3), uint8 or uint16."""
     values = pixels.values
     if values.dtype == bool:

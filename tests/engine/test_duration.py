@@ -1,0 +1,60 @@
+"""A training of so many minutes: its iterations are measured, recorded and kept."""
+
+import json
+
+import pytest
+
+import mmseg_ext
+from mmseg_ext.engine import duration
+from mmseg_ext.errors import LaunchError
+from tests.engine.run_hooks import Crash
+from tests.engine.runs import log_text, write_config
+from tests.messages import raises_message, resumed_iterations
+
+VALIDATED = "train_cfg['val_interval'] = 6\n"
+
+
+@pytest.fixture
+def _clock(monkeypatch):
+    """An iteration takes 0.25 seconds, and a validation of eight images 4 seconds."""
+    monkeypatch.setattr(duration._Trial, "seconds", 0.25)
+    monkeypatch.setattr(duration, "_validation_seconds", lambda runner: 4.0)
+
+
+@pytest.mark.usefixtures("_clock")
+def test_the_number_is_recorded_and_kept_by_a_resume(tmp_path, monkeypatch):
+    """In 10 seconds with two validations: 8 iterations; schedules and intervals fit them."""
+    crash = "custom_hooks = [dict(type='CrashAt', iteration=6)]\n"
+    config = write_config(tmp_path, VALIDATED)
+    work = tmp_path / "work"
+    with pytest.raises(Crash):
+        mmseg_ext.train(write_config(tmp_path, VALIDATED + crash, "cut.py"), work, minutes=1 / 6)
+    (record,) = work.glob("2*/run.json")
+    assert json.loads(record.read_text())["iterations"] == 8
+    text = (record.parent / "config.py").read_text()
+    assert "max_iters=8" in text and "val_interval=4" in text and "end=8" in text
+    monkeypatch.setattr(duration, "iterations_in", None)  # nothing is measured again
+    mmseg_ext.train(config, work, minutes=5, resume=True)
+    assert resumed_iterations(log_text(work)) == [3]
+    assert (work / "iter_8.pth").is_file() and not (work / "iter_9.pth").exists()
+
+
+def test_the_speed_is_that_of_a_few_iterations(tmp_path, monkeypatch):
+    """The trial leaves nothing in the work directory."""
+    monkeypatch.setattr(duration, "_TRIED", 6)
+    config = write_config(tmp_path, VALIDATED)
+    seen = []
+    monkeypatch.setattr(mmseg_ext.runs, "iterations_in", lambda *a: seen.append(find(*a)) or 2)
+    find = duration.iterations_in
+    mmseg_ext.train(config, tmp_path / "work", minutes=10)
+    assert seen[0] > 10
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "tiny.py", "work"}
+    assert len(list((tmp_path / "work").glob("2*"))) == 1
+
+
+@pytest.mark.usefixtures("_clock")
+@pytest.mark.parametrize("minutes", [0.1, 0, -1])
+def test_too_short_a_time_is_refused(tmp_path, minutes):
+    """Two validations take 8 seconds."""
+    with raises_message(LaunchError, where=f"--minutes {minutes:g}: "):
+        mmseg_ext.train(write_config(tmp_path, VALIDATED), tmp_path / "work", minutes=minutes)

@@ -1,0 +1,79 @@
+"""How a network sees photos: sizes as mmcv's Resize makes them, windows, and metadata."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mmcv.transforms import Resize
+
+from mmseg_ext.images.seen import Seen, read_metadata
+
+SIDE = st.integers(1, 400)
+FACTOR = st.floats(0.1, 2)
+
+
+@given(
+    height=SIDE,
+    width=SIDE,
+    keep_ratio=st.booleans(),
+    settings=st.one_of(
+        st.builds(dict, scale=st.tuples(SIDE, SIDE)),
+        st.builds(dict, scale_factor=st.tuples(FACTOR, FACTOR)),
+        FACTOR.map(lambda factor: dict(scale_factor=(factor, factor))),
+    ),
+)
+def test_sizes_are_those_of_resize(height, width, keep_ratio, settings):
+    size = Seen(keep_ratio=keep_ratio, **settings).size(height, width)
+    photo = np.zeros((height, width, 3), np.uint8)
+    if 0 in size:  # in which OpenCV cannot resize
+        with pytest.raises(Exception, match=r"resize|empty"):
+            Resize(keep_ratio=keep_ratio, **settings)({"img": photo})
+        return
+    assert Resize(keep_ratio=keep_ratio, **settings)({"img": photo})["img"].shape[:2] == size
+
+
+@pytest.mark.parametrize(
+    ("seen", "size"),
+    [
+        (Seen(), (2000, 3000)),
+        (Seen(scale=(512, 512)), (341, 512)),
+        (Seen(scale=(2048, 512)), (512, 768)),
+        (Seen(scale=(512, 256), keep_ratio=False), (256, 512)),
+        (Seen(scale_factor=(0.5, 0.5)), (1000, 1500)),
+    ],
+)
+def test_the_size_at_which_a_photo_of_3000_x_2000_is_seen(seen, size):
+    assert seen.size(height=2000, width=3000) == size
+
+
+def test_the_scale_of_training_is_that_of_the_nearest_training_image():
+    seen = Seen(scale=(512, 512), image_sides=(600, 1024))
+    assert seen.size(2000, 3000) == (341, 512)  # a sixth
+    assert seen.nearest(2000, 3000) == (683, 1024)
+    assert seen.trained(2000, 3000) == (1001, 1500)  # a half, but for the rounding of 683
+    assert seen.trained(400, 600) == seen.size(400, 600)
+    assert "0.34 times" in seen.note(2000, 3000, "use tiles")
+    assert not seen.note(800, 1000, "use tiles")
+
+
+@given(height=SIDE, width=SIDE, side=SIDE)
+def test_windows_cover_the_input_and_end_with_it(height, width, side):
+    covered = np.zeros((height, width), int)
+    for rows, columns in Seen().in_windows((side, side)).windows(height, width):
+        assert rows.stop - rows.start == min(side, height)
+        assert columns.stop - columns.start == min(side, width)
+        covered[rows, columns] += 1
+    assert covered.min() == 1 and Seen().windows(height, width) == [
+        (slice(0, height), slice(0, width))
+    ]
+
+
+def test_metadata_comes_back_and_properties_of_other_programs_are_passed_over():
+    seen = Seen(scale=(512, 256), window=(64, 96), stride=(56, 84), image_sides=(99, 100))
+    properties = {key: json.dumps(value) for key, value in seen.metadata().items()}
+    others = {"onnx.infer": "onnxruntime.quant", "author": "Lab 3", "note": "{'a': 1}", "empty": ""}
+    metadata = read_metadata(properties | others)
+    assert Seen.from_metadata(metadata) == seen and not others.keys() & metadata.keys()
+    assert Seen.from_metadata({"scale": None, "keep_ratio": False}) == Seen(keep_ratio=False)

@@ -1,0 +1,89 @@
+"""A batch in which no pixel counts has loss 0 and gradient 0, whatever the loss is."""
+
+import copy
+
+import pytest
+import torch
+from mmseg.models.losses import LovaszLoss
+from mmseg.registry import MODELS
+
+from mmseg_ext.segmentors.unlabeled_images import mask_unlabeled
+from tests.segmentors.small import labelled, segmentor
+
+LOSSES = {
+    "cross-entropy": {"type": "CrossEntropyLoss"},
+    "weighted cross-entropy": {"type": "CrossEntropyLoss", "class_weight": [1.0, 2.0, 3.0]},
+    "Lovasz": {"type": "LovaszLoss", "reduction": "none"},
+    "Lovasz of all classes": {"type": "LovaszLoss", "reduction": "none", "classes": "all"},
+    "Lovasz per image": {"type": "LovaszLoss", "per_image": True},
+    "Lovasz per image, sum": {"type": "LovaszLoss", "per_image": True, "reduction": "sum"},
+    "dice": {"type": "DiceLoss"},
+    "naive dice": {"type": "DiceLoss", "naive_dice": True, "use_sigmoid": False},
+    "Tversky": {"type": "TverskyLoss"},
+    "OHEM": {"type": "OhemCrossEntropy", "min_kept": 10},
+    "focal": {"type": "FocalLoss"},
+    "Hausdorff": {"type": "HuasdorffDisstanceLoss"},
+}
+LOGITS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(3, (2, 8, 8), generator=torch.Generator().manual_seed(0))
+IGNORED = torch.full((2, 8, 8), 255)
+
+
+def head_with(loss: dict) -> torch.nn.Module:
+    """Return a head of three classes whose loss has been masked."""
+    settings = {"type": "FCNHead", "in_channels": 4, "channels": 4, "num_classes": 3}
+    head = MODELS.build({**settings, "loss_decode": dict(loss)})
+    mask_unlabeled(head)
+    return head
+
+
+def loss_and_gradient(loss, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = LOGITS.clone().requires_grad_()
+    value = loss(logits, labels, weight=None, ignore_index=255).mean()
+    (gradient,) = torch.autograd.grad(value, logits)
+    return value.detach(), gradient
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_batch_without_labels_trains_nothing(name):
+    loss = head_with(LOSSES[name]).loss_decode
+    for _ in range(2):
+        value, gradient = loss_and_gradient(loss, IGNORED)
+        assert value == 0 and torch.equal(gradient, torch.zeros_like(gradient))
+        assert loss_and_gradient(loss, LABELS)[1].any()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_batches_have_mmsegmentations_loss(name):
+    """Bit by bit, also with ignored pixels in each image, and in copies."""
+    ours = head_with(LOSSES[name]).loss_decode
+    theirs = MODELS.build(dict(LOSSES[name]))
+    partly = LABELS.masked_fill(torch.rand(LABELS.shape) < 0.6, 255)
+    for labels in (LABELS, partly):
+        expected = loss_and_gradient(theirs, labels)
+        for loss in (ours, copy.deepcopy(ours)):
+            assert all(map(torch.equal, loss_and_gradient(loss, labels), expected))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_lovasz_of_one_image_of_two(reduction):
+    """Of the other image it is 0, as in the binary form."""
+    settings = {"type": "LovaszLoss", "per_image": True, "reduction": reduction}
+    labels = torch.stack([IGNORED[0], LABELS[1]])
+    value, gradient = loss_and_gradient(head_with(settings).loss_decode, labels)
+    alone = LovaszLoss(per_image=True, reduction="sum")(LOGITS[1:], LABELS[1:], ignore_index=255)
+    torch.testing.assert_close(value, alone / (2 if reduction == "mean" else 1))
+    assert gradient[1].any() and not gradient[0].any()
+
+
+def test_a_segmentor_masks_all_its_heads():
+    lovasz = {"type": "LovaszLoss", "reduction": "none"}
+    auxiliary = {"type": "FCNHead", "in_channels": 32, "in_index": 2, "channels": 8}
+    auxiliary |= {"num_classes": 5, "loss_decode": lovasz}
+    loss = [{"type": "CrossEntropyLoss"}, lovasz]
+    model = segmentor(kind="StripEncoderDecoder", auxiliary=auxiliary, loss_decode=loss).train()
+    losses = model.loss(torch.randn(2, 3, 32, 32), labelled((32, 32), ignored=1.0))
+    total = sum(value.mean() for name, value in losses.items() if "loss" in name)
+    total.backward()
+    assert len(losses) == 5 and total == 0
+    assert not any(p.grad.any() for p in model.parameters())
