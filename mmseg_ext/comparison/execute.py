@@ -217,6 +217,7 @@ def compare(
             metrics,
             tta,
             threads_of(jobs),
+            str(gpus[0]) if gpus else None,
         )
         if dry_run:
             print("\n".join(commands(plan)))

@@ -10,6 +10,7 @@ trains the same.
     OUT/runs/DATA/MODEL/rate0.25_seed0/   with a quarter of the learning rate
 """
 
+import copy
 import json
 import os
 import shlex
@@ -43,7 +44,7 @@ PLAN = "plan.json"
 _SCALE = 100_000  # iterations to which schedules are scaled before they are compared
 # What a data set decides about a run; the rest is the model's config.
 _OF_DATA = ("train_dataloader", "val_dataloader", "test_dataloader", "val_evaluator")
-_OF_DATA += ("test_evaluator", "tta_pipeline", "crop_size", "rgb_bands")
+_OF_DATA += ("test_evaluator", "tta_pipeline", "crop_size", "rgb_bands", "image_counts")
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ def make_plan(
     metrics: Sequence[str] = ("mIoU",),
     tta: bool = False,
     threads: int | None = None,
+    gpu: str | None = None,
 ) -> Plan:
     """Return the plan in the folder `out`; write it there, or check that it is the folder's.
 
@@ -151,30 +153,32 @@ def make_plan(
     if iterations is not None and minutes is not None:
         raise LaunchError("--iterations, --minutes: set one of them")
     models, columns, cfgs = combine(configs, data)
-    evaluators = _evaluators(next(iter(cfgs.values())), metrics)
+    evaluators = {column: _evaluators(cfgs[column, models[0]], metrics) for column in columns}
     counted = counted_metrics(metrics)
 
     # Settings that change the runs, and what was measured: of the first start in this folder.
     settings = {"iterations": iterations, "minutes": minutes, "counted": counted}
-    stored = _read_plan(out)
-    for key, value in settings.items():
-        if stored and stored[key] != value:
-            raise LaunchError(
-                f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
-            )
+    stored = _read_plan(out, settings)
     if stored:
         threads = stored["threads"]
+    costs = {tuple(name): Cost(*cost) for name, cost in stored.get("costs", [])}
     paths = {}
     for (column, model), cfg in cfgs.items():
-        _prepare(cfg, evaluators, any(rate != 1 for rate in rates))
+        _prepare(cfg, evaluators[column], any(rate != 1 for rate in rates))
         paths[column, model] = path = out / "configs" / column / f"{model}.py"
-        if path.is_file() and path.read_text(encoding="utf-8") != cfg.pretty_text:
+        if path.is_file() and path.read_text(encoding="utf-8") == cfg.pretty_text:
+            continue
+        if (column, model) in costs:  # else it did not build, and nothing has trained it
             raise LaunchError(
                 f"{path}: has runs of other settings than {cfg.filename} has now; set another --out"
             )
         write_text(cfg.pretty_text, path)
-    costs = {tuple(name): Cost(*cost) for name, cost in (stored or {}).get("costs", [])}
-    _complete(costs, models, columns, paths, threads)
+    notes: dict[str, None] = {}  # those of several data sets once
+    for column in columns:
+        of_column = {model: cfgs[column, model] for model in models}
+        has_budget = iterations is not None or minutes is not None
+        notes |= dict.fromkeys(differing_settings(of_column, has_budget))
+    _complete(costs, models, columns, paths, environment(threads, gpu))
     content = {**settings, "threads": threads, "costs": [*costs.items()]}
     write_text(json.dumps(content, indent=1) + "\n", out / PLAN)
 
@@ -207,11 +211,6 @@ def make_plan(
                             keeps_labels=seed == seeds[0],
                         )
                     )
-    notes: dict[str, None] = {}  # those of several data sets once
-    for column in columns:
-        of_column = {model: cfgs[column, model] for model in models}
-        has_budget = iterations is not None or minutes is not None
-        notes |= dict.fromkeys(differing_settings(of_column, has_budget))
     tests = ["test", "tta"] if tta else ["test"]
     return Plan(out, models, columns, tests, [*metrics], threads, runs, cfgs, costs, [*notes])
 
@@ -255,7 +254,7 @@ def _complete(
     models: Sequence[str],
     columns: Sequence[str],
     paths: Mapping[tuple[str, str], Path],
-    threads: int | None,
+    env: Mapping[str, str],
 ) -> None:
     """Measure the models that have no costs yet, each by its ratio to the first one's seconds."""
     for column in columns:
@@ -264,7 +263,7 @@ def _complete(
             continue
         names = [models[0], *(model for model in missing if model != models[0])]
         print(f"measuring iterations on {column}: {', '.join(names)}", flush=True)
-        found = _measure([paths[column, name] for name in names], threads)
+        found = _measure([paths[column, name] for name in names], env)
         first = costs.get((column, models[0]), found[0])
         for name, cost in zip(names, found, strict=True):
             cost = cost._replace(seconds=first.seconds * cost.ratio)
@@ -314,8 +313,7 @@ def with_data(cfg: Config, of_data: Config) -> Config:
     Raises:
         LaunchError: if the images have another number of bands than the model takes.
     """
-    new = Config(cfg.to_dict(), filename=cfg.filename)
-    data = Config(of_data.to_dict())
+    new, data = copy.deepcopy(cfg), copy.deepcopy(of_data)
     bands = input_channels(data.model)
     if bands != input_channels(new.model):
         raise LaunchError(
@@ -358,7 +356,7 @@ def _set_classes(model: Any, old: int, number: int, of_data: Any) -> None:
 
 
 def _evaluators(cfg: Config, metrics: Sequence[str]) -> list[dict]:
-    """Return the evaluators of all tests, with the ignored label of the first config.
+    """Return the evaluators of all tests on a data set, with the ignored label of a config.
 
     Raises:
         LaunchError: for a metric that there is not.
@@ -419,25 +417,31 @@ def _last_checkpoint(cfg: Config, iterations: int | None) -> str:
     return f"epoch_{cfg.train_cfg.max_epochs}.pth"
 
 
-def _read_plan(out: Path) -> dict | None:
+def _read_plan(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan in a folder, empty if there is none; raise LaunchError if settings differ."""
     path = out / PLAN
     if not path.is_file():
-        if out.is_dir() and any(p.name not in ("configs", ".training") for p in out.iterdir()):
+        others = [one.name for one in out.glob("*") if one.name not in ("configs", ".training")]
+        if others:
             raise LaunchError(
-                f"{out}: has other files, and no {PLAN}; set another folder with --out"
+                f"{out}: has other files ({join_names(others)}) and no {PLAN}; set another --out"
             )
-        return None
-    return json.loads(path.read_text(encoding="utf-8"))
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in settings.items():
+        if stored[key] != value:
+            raise LaunchError(
+                f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
+            )
+    return stored
 
 
-def _measure(configs: Sequence[Path], threads: int | None) -> list[Cost]:
+def _measure(configs: Sequence[Path], env: Mapping[str, str]) -> list[Cost]:
     """Measure configs in a process of its own, which builds them and trains a few iterations."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "costs.json")
         words = ["compare", *map(str, configs), "--measure", str(result)]
-        process = subprocess.run(
-            [*PROGRAM, *words], env=environment(threads), capture_output=True, text=True
-        )
+        process = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True)
         if process.returncode:
             raise LaunchError(failure(process.stderr, process.returncode))
         return [Cost(*cost) for cost in json.loads(result.read_text(encoding="utf-8"))]
@@ -471,7 +475,7 @@ def differing_settings(configs: Mapping[str, Config], has_budget: bool = False) 
     """
     facts = {}
     for name, cfg in configs.items():
-        cfg = Config(cfg.to_dict(), filename=cfg.filename)
+        cfg = copy.deepcopy(cfg)
         if has_budget:
             try:
                 rescale(cfg, _SCALE)

@@ -325,7 +325,7 @@ def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:
     have one name.
     """
     runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
-    if not all(run.has_test("test") for run in runs.values()):
+    if not all(run.has_test("test") and run.labels.is_dir() for run in runs.values()):
         return []
     tested = {model: read_images(run.files("test")[""]) for model, run in runs.items()}
     first, *others = tested.values()

@@ -71,7 +71,7 @@ def _forked(monkeypatch):
     """Start the processes of runs from the server, and measure in this process."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(execute, "start", Forked)
-    monkeypatch.setattr(plan, "_measure", lambda configs, threads: timing.measure(configs))
+    monkeypatch.setattr(plan, "_measure", lambda configs, env: timing.measure(configs))
     monkeypatch.setattr(timing, "_ROUNDS", 3)
 
 
@@ -85,8 +85,10 @@ def folder(tmp_path_factory) -> Path:
     for number, name in enumerate(("leaves", "cells")):
         for i in range(6):
             random = np.random.RandomState(10 * number + i)
-            save(folder / f"{name}_images/{i}.png", random_image(random, (40, 48)))
-            save(folder / f"{name}_masks/{i}.png", random.randint(0, 2 + number, (40, 48)))
+            save(folder / f"{name}_images/{i}.png", random_image(random, (48, 48)))
+            save(
+                folder / f"{name}_masks/{i}.png", random.randint(0, 2 + number, (48, 48), np.uint8)
+            )
         words = [str(folder / name), "--from", "scratch"]
         for kind in ("images", "masks"):
             words += [f"--{kind}", str(folder / f"{name}_{kind}")]
@@ -161,8 +163,11 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
     assert lines_with(line, "broken.py", "63")
     line = fails("compare", f"{leaves}/config.py", f"{cells}/config.py", "--out", out + "2")
     assert lines_with(line, "classes", "--data")
-    line = fails("compare", fcn, "--metrics", "IoU.leaf", "--out", out + "2")
-    assert lines_with(line, "IoU.leaf", "a, b, c")
+    both = ("--data", leaves, cells, "--out", out + "2")
+    line = fails(
+        "compare", fcn, "--metrics", "IoU.class_2", *both
+    )  # only the cells have this class
+    assert lines_with(line, "IoU.class_2", "class_0, class_1")
     line = fails("compare", fcn, fcn, "--out", out + "2")
     assert lines_with(line, "once")
     line = fails("compare", fcn, "--iterations", "3", "--minutes", "1", "--out", out + "2")
