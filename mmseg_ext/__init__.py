@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.prediction import predict
     from mmseg_ext.inference.predictor import Predictor
+    from mmseg_ext.own_dataset.check import check_dataset
+    from mmseg_ext.own_dataset.new_project import new_project
+    from mmseg_ext.reports.page import report
     from mmseg_ext.runs import test, train
 
 __version__ = "1.0.0"
@@ -42,12 +45,15 @@ __all__ = [
     "Predictor",
     "StackError",
     "__version__",
+    "check_dataset",
     "compare",
     "export",
     "get_model",
     "list_models",
+    "new_project",
     "predict",
     "register_all_modules",
+    "report",
     "safe_loading",
     "test",
     "train",
@@ -62,11 +68,14 @@ _BELOW = ("checkpoint", "images", "terminal")
 # Imported when they are used. Each command of the shell calls the function of its name.
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
+    "check_dataset": "own_dataset.check",
     "compare": "comparison.execute",
     "export": "inference.export",
     "get_model": "inference.models",
     "list_models": "inference.models",
+    "new_project": "own_dataset.new_project",
     "predict": "inference.prediction",
+    "report": "reports.page",
     "test": "runs",
     "train": "runs",
 }

@@ -9,6 +9,7 @@ from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.duration import iterations_in, recorded_iterations
+from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports.results_hook import seen_data
 from mmseg_ext.terminal import ProgressHook, logged_warnings
@@ -79,6 +80,8 @@ def train(
             print(f"  --minutes {minutes:g}: {iterations:,} iterations", flush=True)
         runner = build({}, folder, resume)
         runner.register_hook(ProgressHook())
+        if resume:
+            runner.register_hook(SameClasses("train_loop"))
         # Also for mmengine's Runner, which does not read the key.
         share = runner.cfg.get("min_backbone_share")
         with explained(runner.cfg, runner.model), safe_loading(share):
@@ -144,6 +147,7 @@ def test(
             None if show_dir is None else str(show_dir),
             show_seconds,
         )
+        runner.register_hook(SameClasses("test_loop"))
         autocast = bfloat16_autocast(next(runner.model.parameters()).device, amp)
         loop: Any = runner.test_loop
         loop.fp16 |= amp  # else the loop disables autocast

@@ -1,6 +1,7 @@
 """Check every image and label map of a config before training."""
 
-# `own_dataset.check` reads and counts. This file prints its results. Its docstring is the help.
+# `mmseg_ext.check_dataset` reads and counts. This file prints the results. Its docstring is the
+# help.
 
 import argparse
 import os
@@ -31,40 +32,30 @@ training on trainval, set allow_overlap = True in the config.
 
 @command(parser)
 def main(args: argparse.Namespace) -> int:
-    from mmengine.registry import init_default_scope
-
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.errors import NotWritten
-    from mmseg_ext.own_dataset.check import check, copy_notes, print_summaries, summary_notes
+    from mmseg_ext.own_dataset.check import check_dataset
     from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
-    from mmseg_ext.own_dataset.project import can_lose_objects, labels_of
+    from mmseg_ext.own_dataset.summary import print_splits
 
     cfg = load_config(args.config, args.cfg_options)
-    init_default_scope(cfg.get("default_scope", "mmseg"))
     started = time.perf_counter()
-    problems, summaries = check(cfg, args.split, args.workers)
+    problems, splits, notes = check_dataset(cfg, args.split, args.workers)
     seconds = time.perf_counter() - started
     for problem in problems:
         print(*problem, sep=": ")
-    print_summaries(summaries)
-    labels = labels_of(Path(cfg.filename).parent)
-    if labels and not can_lose_objects(labels):
-        for summary in summaries:
-            summary.halves.clear()
-    for note in summary_notes(summaries):
-        print(note)
-    if not cfg.get("allow_overlap"):
-        for note in copy_notes(summaries):
-            print(note)
+    print_splits(splits)
+    for note in notes:
+        print(f"note: {note}")
     preview = Path(cfg.filename).parent / PREVIEW
-    is_labeled = any(summary.pixels.any() for summary in summaries)
+    is_labeled = any(split.pixels.any() for split in splits)
     if preview.is_file() and not args.split and is_labeled:  # a project of `new_project`
         try:
-            write_preview(cfg, summaries, preview)
+            write_preview(cfg, splits, preview)
             print(f"{preview}: images with their labels")
         except NotWritten as error:  # the check itself needs no folder
             print(f"note: {error}")
-    pairs = sum(summary.pairs for summary in summaries)
+    pairs = sum(len(split.items) for split in splits)
     kinds = Counter(problem.kind for problem in problems)
     counted = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "clean"
     print(f"{pairs:,} pairs in {seconds:.1f} s ({pairs / seconds:.0f} per second): {counted}")

@@ -127,7 +127,7 @@ def build_test_runner(
         if "tta_pipeline" not in cfg:
             raise LaunchError("--tta: the config has no tta_pipeline; add it")
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        tta_model = dict(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"})
+        tta_model: dict[str, Any] = dict(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"})
         swapped = swapped_classes(cfg)
         if swapped and type_name(tta_model) == "StreamingSegTTAModel":
             tta_model.setdefault("swap_seg_labels", swapped)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
+from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
 from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.engine.config import as_list, inner_datasets, nearest
-from mmseg_ext.errors import LaunchError, format_error
+from mmseg_ext.errors import CheckpointError, LaunchError, format_error, join_names
 from mmseg_ext.upstream import built_dataloaders
 
 
@@ -95,6 +96,29 @@ def dataset_warnings(runner: Runner) -> list[str]:
             "one class; set one value for all"
         )
     return warnings
+
+
+class SameClasses(Hook):
+    """Refuses to test or to resume a checkpoint of other classes than those of the data.
+
+    A class that is at another place would be scored as another one. Names alone can change.
+    """
+
+    def __init__(self, loop: str):
+        self.loop = loop  # test_loop or train_loop
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        meta = (checkpoint.get("meta") or {}).get("dataset_meta") or {}
+        dataset = next(inner_datasets(getattr(runner, self.loop).dataloader.dataset))
+        trained, own = list(meta.get("classes") or ()), list(dataset.metainfo.get("classes") or ())
+        if not trained or not own or trained == own:
+            return
+        found = f"was trained with {join_names(trained)}, but the data has {join_names(own)}"
+        pairs = zip(trained, own, strict=False)
+        is_moved = any(name != other and name in own for name, other in pairs)
+        if is_moved or len(trained) != len(own):
+            raise CheckpointError(f"the checkpoint {found}; train the new classes")
+        runner.logger.warning(f"the checkpoint {found}; only the names should differ")
 
 
 def check_metrics(runner: Runner) -> None:

@@ -1,153 +1,256 @@
-"""The classes of a project for your own images, from the values that its annotations have.
+"""The classes of a project: `data/classes.csv`, which `new_project` writes and the user edits.
 
-A label is a value: a number, and the text that a user knows, such as 17 and "17", or 0xC80A0A and
-"#c80a0a". Labels of COCO and labelme are names, numbered from the background on. Each text gets a
-class, or 255 if its pixels are ignored. Further runs keep the class of each text.
+    text,class,color
+    7,soil,#505050
+    9,soil,#505050
+    255,,
+
+A text is what annotations have: a value, a color (#c80a0a) or a name. Texts with an equal class are
+one class, and a text without one is ignored. Classes are numbered in the order of the file, so an
+edit renames, merges, ignores and orders them. Further runs follow the file; they add new texts.
 """
 
+import csv
+import io
+import json
+import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.errors import join_names
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
+from mmseg_ext.own_dataset.annotations.reader import Legend, Reader
+from mmseg_ext.own_dataset.item import Notes, Rank
+from mmseg_ext.own_dataset.matching import same_name
 
 IGNORED = 255
+CLASSES_FILE = "classes.csv"
 _VOID = ("void", "ignore", "ignored", "__ignore__")  # names of what does not count
+_TITLES = ["text", "class", "color"]
+_COLOR = re.compile(r"#[0-9a-fA-F]{6}")
+# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
+_COLORS = (
+    *("#505050", "#e69f00", "#56b4e9", "#009e73"),
+    *("#f0e442", "#0072b2", "#d55e00", "#cc79a7"),
+)
 
 
-def update_classes(
-    before: Mapping[str, Any] | None,
-    labels: Mapping[int, str],
-    names: Sequence[str] | None = None,
-    ignored: Sequence[str] = (),
-    listed: Mapping[str, str] | None = None,
-) -> tuple[list[str], dict[str, int], list[str]]:
-    """Return classes and labels as `assign_classes`, if an earlier run had others, and notes.
+class Row(NamedTuple):
+    """A line of the file."""
 
-    A label keeps its class, which `names` can rename. A new label gets a class at the end, or the
-    one with its name, which can be `listed`. A class without a label stays.
+    text: str  # empty for a class that no annotation can have
+    name: str  # empty if the text is ignored
+    color: str = ""  # #rrggbb; the first one of a class counts
+
+
+class Classes:
+    """The classes of a project.
+
+    Attributes:
+        rows: the lines of the file.
+        names: the classes in the order of their numbers.
+        numbers: the class of each text, or 255.
+        palette: RGB of each class.
+    """
+
+    def __init__(self, rows: Sequence[Row]):
+        self.names = list(dict.fromkeys(row.name for row in rows if row.name))
+        self.numbers: dict[str, int] = {}
+        own: dict[str, str] = {}
+        for row in rows:
+            if row.text:
+                self.numbers[row.text] = self.names.index(row.name) if row.name else IGNORED
+            if row.name and row.color:
+                own.setdefault(row.name, row.color)
+        random = np.random.RandomState(0).randint(0, 256, (len(self.names), 3)).tolist()
+        defaults = [*_COLORS, *map(to_text, random)]  # the same in each project
+        colors = {"": ""}
+        for name, default in zip(self.names, defaults, strict=False):
+            colors[name] = own.get(name, default)
+        self.palette = [list(bytes.fromhex(colors[name][1:])) for name in self.names]
+        self.rows = [row._replace(color=colors[row.name]) for row in rows]
+
+    def write(self, data: Path) -> None:
+        """Write the file in a project's data."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([_TITLES, *self.rows])
+        write_text(out.getvalue(), data / CLASSES_FILE)
+
+
+def to_text(rgb: Sequence[int]) -> str:
+    """Return a color as #rrggbb."""
+    return "#{:02x}{:02x}{:02x}".format(*rgb)
+
+
+def read_classes(data: Path) -> Classes | None:
+    """Return the classes in a project's data, or None for another folder.
 
     Raises:
-        ValueError: as `assign_classes`, and if no label is known.
+        ValueError: if a line is no class, or there are not 2 to 255 classes.
     """
-    if before is None:
-        classes, of_text = assign_classes(labels, names, ignored)
-        notes = []
-        if not names:
-            notes = _note_on_255(labels, of_text)
-        return classes, of_text, notes
-    known: dict[str, int] = before["labels"]
-    texts = labels.values()
-    if not known.keys() & set(texts):
+    file = data / CLASSES_FILE
+    if not file.is_file():
+        return _classes_of_version_1(data)
+    rows = []
+    lines = file.read_text(encoding="utf-8-sig").splitlines()
+    semicolon = bool(lines) and lines[0].count(";") > lines[0].count(",")  # of some spreadsheets
+    for number, cells in enumerate(csv.reader(lines, delimiter=";" if semicolon else ","), 1):
+        cells = [cell.strip() for cell in cells]
+        if not any(cells) or cells == _TITLES:
+            continue
+        text, name, color, *more = [*cells, "", ""] if len(cells) < 3 else cells
+        if any(more) or (color and not _COLOR.fullmatch(color)):
+            raise ValueError(
+                f"{file}: line {number} is not text,class,#rrggbb; correct it, with quotes around "
+                "a name that has a comma"
+            )
+        if text and text in (row.text for row in rows):
+            raise ValueError(f"{file}: line {number} has {text} again; keep one line of it")
+        rows.append(Row(text, name, color))
+    classes = Classes(rows)
+    if not 2 <= len(classes.names) <= IGNORED:
         raise ValueError(
-            f"this project has the values {join_names(list(known))}, but the annotations have "
-            f"{join_names(list(texts))}; delete its folder, or write to another one"
+            f"{file}: has {len(classes.names)} classes; a project needs 2 to {IGNORED}; name more "
+            "texts, or less"
         )
-    gone = [text for text, i in known.items() if text not in texts and i != IGNORED]
-    needless = known.keys() - set(texts) - set(gone)  # was ignored before, and is gone
-    ignored = [text for text in ignored if text not in needless]
-    every = _with_gone(labels, gone, in_order=bool(listed) or BACKGROUND in texts)
-    try:
-        own, assigned = assign_classes(every, names, ignored)
-    except ValueError:  # perhaps `names` are those of the labels that are left
-        own, assigned = assign_classes(labels, names, ignored)
-    # 255 can be ignored without a flag.
-    by_name = [text for text, i in assigned.items() if i == IGNORED and text != str(IGNORED)]
-    ignored += by_name
-    classes, of_text = list(before["classes"]), dict(known)
-    notes = [f"no annotation has {t} now; its class {classes[known[t]]} stays" for t in gone]
-    new = []
-    for text, i in assigned.items():
-        old = known.get(text, IGNORED)
-        if text in ignored and old != IGNORED:
-            notes.append(f"{text} is ignored now; its class {classes[old]} stays")
-        if i == IGNORED or (text in known and not names):
-            of_text[text] = IGNORED if text in ignored else old
-        elif old == IGNORED:
-            new.append(text)
-        elif classes[old] != own[i]:
-            notes.append(f"class {classes[old]} is called {own[i]} now")
-            classes[old] = own[i]
-    given = listed or {}
-    if names or BACKGROUND in assigned:
-        given = {text: own[assigned[text]] for text in new}
-    notes += _add_new(new, classes, of_text, given)
-    if names:
-        classes += [name for name in own if name not in classes]
-    for name in classes:
-        if classes.count(name) > 1:
-            raise ValueError(f"class {name!r}: an earlier run has this name for another value")
-    return classes, of_text, notes
+    return classes
 
 
-def _add_new(
-    new: Sequence[str], classes: list[str], of_text: dict[str, int], given: Mapping[str, str]
-) -> list[str]:
-    """Add new labels, and the classes that these lack, with their `given` names; return notes."""
-    notes = []
-    for text in new:
-        name = given.get(text, f"class_{len(classes)}")
-        if name not in classes or text not in given:
-            notes.append(f"{text} is new: {name} is class {len(classes)}")
-            classes.append(name)
-        of_text[text] = classes.index(name)
-    return notes
+def _classes_of_version_1(data: Path) -> Classes | None:
+    """Return the classes that version 1.0 wrote as JSON, which had no colors."""
+    file = data / "classes.json"
+    if not file.is_file():
+        return None
+    content = json.loads(file.read_text())
+    names, labels = content["classes"], content["labels"]
+    rows = []
+    for i, name in enumerate(names):
+        texts = [text for text, number in labels.items() if number == i]
+        rows += [Row(text, name) for text in texts or [""]]
+    return Classes([*rows, *(Row(text, "") for text, i in labels.items() if i == IGNORED)])
 
 
-def _note_on_255(labels: Mapping[int, str], of_text: Mapping[str, int]) -> list[str]:
-    """Return a note if 255 is a class, but is far from other values, as in a part of VOC."""
-    steps = np.diff(sorted(labels))
-    is_last = max(labels) == IGNORED and len(steps) > 1
-    is_far = is_last and steps[-1] > 2 * max(steps[:-1])
-    if not is_far or of_text.get("255", IGNORED) == IGNORED:
-        return []
-    return ["255 is a class; if it is to be ignored, start a new project with --ignore 255"]
-
-
-def _with_gone(labels: Mapping[int, str], gone: Sequence[str], in_order: bool) -> dict[int, str]:
-    """Return all labels, with those that only earlier runs had at the end, or by their values."""
-    every = dict(labels)
-    for text in gone:
-        number = max(every) + 1 if in_order else int(text.replace("#", "0x"), 0)
-        every[number] = text
-    return dict(sorted(every.items()))
-
-
-def follow_file(
-    labels: Mapping[int, str],
-    listed: Mapping[str, str],
-    known: Collection[str],
+def choose_classes(
+    legend: Legend,
+    reader: Reader,
     names: Sequence[str] | None,
     ignored: Sequence[str],
-) -> tuple[Mapping[int, str], Sequence[str] | None, list[str]]:
-    """Return labels in the order of a file with names, the names, and the ignored texts.
+    data: Path,
+    notes: Notes,
+) -> Classes:
+    """Return the classes of a project: of its file, with new texts at the end, or the first ones.
 
-    The file gives the texts `listed` their names. Without other `names` a new project has all
-    these classes but void, and texts that are not listed are ignored. `names` of colors, which have
-    no order, are in the order of the file, or the file's own names in another order. `known` texts
-    of an earlier run stay.
+    `names` and `ignored` are the user's.
+
+    Raises:
+        ValueError: if the values do not fit the names or the file; see `assign_classes`.
     """
+    before = read_classes(data)
+    labels, listed = legend.labels, legend.names
     of_name = {name: text for text, name in listed.items()}
+    names = [unicodedata.normalize("NFC", name) for name in names or ()] or None
+    given_names = [*labels.values(), *of_name, *(names or ())]
+    ignored = [same_name(text, given_names) for text in ignored]
     ignored = [of_name.get(text, text) for text in ignored]
-    present = labels.values()
-    if names and not any(text.startswith("#") for text in present):
-        return labels, names, ignored
-    order = [text for text in listed if not known or text in known or text in present]
-    if names and set(names) <= of_name.keys():
-        order = [of_name[name] for name in names]
-        names = [name for name in names if of_name[name] not in ignored]
-    order += [text for text in present if text not in order]
-    if not names:
-        new = [text for text in order if text not in known]
-        void = [text for text in new if listed.get(text, "").lower() in _VOID]
-        if len(listed) - len(void) > 1:  # void and one class are two classes
-            ignored += void
-        ignored += [text for text in new if text not in listed]
-        if not known:
-            names = [listed[text] for text in order if text not in ignored]
-    return dict(enumerate(order)), names, ignored
+    if before is not None:
+        return _follow(before, legend, reader, names, ignored, data / CLASSES_FILE, notes)
+    ignored += [text for text in reader.ignored if text in labels.values()]
+    given = names or (None if listed else reader.class_names)
+    # Colors have no order of their own: they get the one of a file that names them.
+    if listed and not (names and not any(text.startswith("#") for text in labels.values())):
+        order = list(listed)
+        if names and set(names) <= of_name.keys():
+            order = [of_name[name] for name in names]
+            given = [name for name in names if of_name[name] not in ignored]
+        order += [text for text in labels.values() if text not in order]
+        if not names:
+            void = [text for text in order if listed.get(text, "").lower() in _VOID]
+            if len(listed) - len(void) > 1:  # void and one class are two classes
+                ignored += void
+            ignored += [text for text in order if text not in listed]
+            given = [listed[text] for text in order if text not in ignored]
+        labels = dict(enumerate(order))
+    found, of_text = assign_classes(labels, given, ignored)
+    rows = []
+    for i, name in enumerate(found):
+        texts = [text for text, number in of_text.items() if number == i]
+        if not texts:  # no annotation shows it yet, but another one can
+            text = name if BACKGROUND in of_text else str(i)
+            texts = ["" if text in of_text else text]
+        for text in texts:
+            color = legend.colors.get(text)
+            rows.append(Row(text, name, to_text(color) if color else ""))
+    rows += [Row(text, "") for text, number in of_text.items() if number == IGNORED]
+    if not given and _is_255_far(labels) and of_text.get("255", IGNORED) != IGNORED:
+        text = f"255 is a class; to ignore it, drop its name in {data / CLASSES_FILE} and run again"
+        notes.add(Rank.LABELS, text)
+    return Classes(rows)
+
+
+def _follow(
+    before: Classes,
+    legend: Legend,
+    reader: Reader,
+    names: Sequence[str] | None,
+    ignored: Sequence[str],
+    file: Path,
+    notes: Notes,
+) -> Classes:
+    """Return the classes of a project's file, and a row for each new text at the end."""
+    texts = list(legend.labels.values())
+    known = before.numbers
+    if known.keys().isdisjoint(texts):
+        raise ValueError(
+            f"this project has the values {join_names(list(known))}, but the annotations have "
+            f"{join_names(texts)}; delete its folder, or write to another one"
+        )
+    are_names = BACKGROUND in texts
+    wanted = [n for n in names or () if n not in ignored and legend.names.get(n) not in ignored]
+    if are_names and names and BACKGROUND not in (*names, *ignored):
+        wanted = [BACKGROUND, *wanted]
+    flags = []
+    if names and wanted != before.names:
+        flags.append("--classes")
+    if any(
+        before.numbers.get(text, IGNORED) != IGNORED or text in before.names for text in ignored
+    ):
+        flags.append("--ignore")
+    if flags:
+        text = f"{file} has the classes {join_names(before.names)}; {' and '.join(flags)} would"
+        notes.add(Rank.LABELS, f"{text} change them and is not used; edit the file and run again")
+    unknown = set(ignored).difference(known, texts, names or ())
+    if unknown:
+        raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; edit {file}")
+    rows, found = list(before.rows), list(before.names)
+    for text in texts:
+        if text in known:
+            continue
+        name = legend.names.get(text, "")
+        if name.lower() in _VOID or text in (*ignored, *reader.ignored):
+            name = ""
+        elif are_names:
+            name = text
+        elif not legend.names and not (text == str(IGNORED) and _is_255_ignored(legend.labels)):
+            name = f"class_{len(found)}"
+        if name and name not in found:
+            found.append(name)
+        becomes = f"class {found.index(name)}, {name}" if name else "ignored"
+        notes.add(Rank.LABELS, f"{text} is new: it is {becomes}; {file} can name it otherwise")
+        color = legend.colors.get(text)
+        rows.append(Row(text, name, to_text(color) if color and name else ""))
+    return Classes(rows)
+
+
+def _is_255_far(labels: Mapping[int, str]) -> bool:
+    """Return whether 255 is far from other values, as in a part of VOC's classes."""
+    steps = np.diff(sorted(labels))
+    is_last = max(labels) == IGNORED and len(steps) > 1
+    return bool(is_last and steps[-1] > 2 * max(steps[:-1]))
 
 
 def assign_classes(
@@ -165,12 +268,14 @@ def assign_classes(
     texts = list(labels.values())
     if len(labels) == 1:
         raise ValueError(f"all masks have the value {texts[0]}; at least two values are needed")
-    there_are = f"there are {len(labels)} values: {join_names(texts)}"
     ignored = set(ignored)
     named = ignored.difference(texts)  # by a name of `names`
     unknown = named.difference(names or ())
     if unknown:
-        raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; {there_are}")
+        raise ValueError(
+            f"--ignore {min(unknown)}: no annotation has this value; there are "
+            f"{len(texts)} values: {join_names(texts)}"
+        )
     left = {number: text for number, text in labels.items() if text not in ignored}
     if BACKGROUND in texts:  # COCO and labelme
         classes, of_text = _assign_names(list(left.values()), names, ignored)
@@ -182,8 +287,8 @@ def assign_classes(
         classes, of_text = kept, {text: numbers[i] for text, i in of_text.items()}
     if not 2 <= len(classes) <= IGNORED:
         raise ValueError(
-            f"{len(classes)} classes, but a project has 2 to {IGNORED}; {there_are}; masks with "
-            "smooth edges have too many"
+            f"{len(classes)} classes, but a project has 2 to {IGNORED}; there are "
+            f"{len(texts)} values: {join_names(texts)}; masks with smooth edges have too many"
         )
     for name in classes:
         if classes.count(name) > 1 or not name.strip():
@@ -198,10 +303,11 @@ def _assign_names(
     classes = list(names or texts)
     if BACKGROUND not in (*classes, *ignored):
         classes.insert(0, BACKGROUND)
-    missing = set(texts) - set(classes)
+    found = [same_name(text, classes) for text in texts]
+    missing = set(found) - set(classes)
     if missing:
         raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
-    return classes, dict(zip(texts, map(classes.index, texts), strict=True))
+    return classes, dict(zip(texts, map(classes.index, found), strict=True))
 
 
 def _assign_numbers(
@@ -231,7 +337,7 @@ def _assign_numbers(
     return list(names), in_order
 
 
-def _is_255_ignored(labels: Mapping[int, str], names: Sequence[str] | None) -> bool:
+def _is_255_ignored(labels: Mapping[int, str], names: Sequence[str] | None = None) -> bool:
     if IGNORED not in labels or len(labels) < 3:
         return False
     others = labels.keys() - {IGNORED}

@@ -5,6 +5,7 @@ and bands of the images, the network that the training starts from, and the trai
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -21,41 +22,26 @@ from mmseg_ext.inference.objects import BORDER
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
-from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.classes import IGNORED
+from mmseg_ext.own_dataset.item import Item, Notes, Rank
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
+from mmseg_ext.own_dataset.summary import Split
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
 VALIDATIONS = 10  # in a training
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
-_MAPS_LOOKED_AT = 100
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
-_LOAD = 'dict(type="LoadImageFromFile")'  # by that name mmsegmentation's inferencer finds it
-_DISTORTION = ' dict(type="PhotoMetricDistortion"),'
-_RESIZED = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
-_TILES = dict(
-    resize="scale_factor=1.0",
-    cut='    dict(type="RandomCrop", crop_size=scale, cat_max_ratio=0.75),\n',
-    test_cfg=f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)',
-)
-_RANGE = """\
-# The values of each band that become 0 and 255, measured in training images.
-load["value_range"] = {}
-"""
-_IOU = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
+_MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
+SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
+_SPECKS = 1  # percent of the labeled objects that can be smaller than `min_area`
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
 """
-# Okabe and Ito's colors, which color-blind people can tell apart, after gray for the background.
-_COLORS = (
-    *([80, 80, 80], [230, 159, 0], [86, 180, 233], [0, 158, 115]),
-    *([240, 228, 66], [0, 114, 178], [213, 94, 0], [204, 121, 167]),
-)
 
 
 def write_config(
@@ -74,78 +60,43 @@ def write_config(
     Raises:
         ValueError: if the images do not have these bands.
     """
+    splits, classes = project.splits, project.classes
+    train = splits[0]
+    parts = _class_parts(project) | _network_parts(start)
+
+    # The data: the splits, and the scores of numbered objects.
+    parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)
+    parts["images"] = sum(len(split.items) for split in splits)
+    parts["test_loader"] = _TEST_LOADER if splits[-1].name == "test" else ""
+    parts["evaluator"] = iou = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
+    counted = classes.numbers.get(OBJECT, IGNORED)
+    if set(classes.numbers) == set(OBJECT_VALUES) and counted != IGNORED:
+        objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
+        parts["evaluator"] = f"[\n    {iou}, {objects}]"
+
+    # Random crops of images with few annotated pixels mostly have none.
+    is_sparse = train.ignored > SPARSE * (train.ignored + train.pixels.sum())
+    parts["crop_type"] = "LabeledRandomCrop" if is_sparse else "RandomCrop"
+    parts |= _size_parts(splits, tiles, parts["crop_type"])
+
+    # The bands: photos have the statistics of the network's first training.
     count = channels.count if channels else 3
     for band in rgb_bands or ():
         if not 1 <= band <= count:
             raise ValueError(f"--rgb {band}: the images have the bands 1 to {count}")
-    text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
-    text = Template(text).substitute(
-        _TILES if tiles else _RESIZED,
-        **_data_parts(project),
-        **_size_parts(project.summaries, tiles),
-        **_channel_parts(channels, rgb_bands, start),
-        **_network_parts(start),
-        **_training_parts(project.summaries[0], start),
-    )
-    runtime = configs_folder() / "_base_/default_runtime.py"
-    write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
-    write_text(text, folder / "config.py")
-
-
-def _data_parts(project: Project) -> dict[str, Any]:
-    """Return the parts of the config about the images and the classes."""
-    summaries = project.summaries
-    classes = summaries[0].classes
-    num_classes = str(len(classes))
-    if len(classes) == 2:
-        num_classes += ", out_channels=2"  # else mmsegmentation suggests another kind of head
-    splits = ", ".join(f"{summary.pairs} for {summary.split}" for summary in summaries)
-    random = np.random.RandomState(0).randint(0, 256, (len(classes), 3)).tolist()
-    colors = [*_COLORS, *random][: len(classes)]  # the same ones in each project
-    palette = [project.colors.get(i, color) for i, color in enumerate(colors)]
-    parts: dict[str, Any] = dict(splits=splits, palette=palette, num_classes=num_classes)
-    parts["test_loader"] = ""
-    if summaries[-1].split == "test":
-        parts["test_loader"] = _TEST_LOADER
-    parts["evaluator"] = _IOU
-    counted = project.labels.get(OBJECT, IGNORED)
-    if set(project.labels) == set(OBJECT_VALUES) and counted != IGNORED:
-        objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
-        parts["evaluator"] = f"[\n    {_IOU}, {objects}]"
-    parts["images"] = sum(summary.pairs for summary in summaries)
-    parts["classes"] = json.dumps(classes, ensure_ascii=False)
-    return parts
-
-
-def _size_parts(summaries: Sequence[Summary], tiles: bool) -> dict[str, Any]:
-    """Return the long side that the network sees, the side of crops, and the images' long sides."""
-    long_sides = [max(size) for summary in summaries for size in summary.sizes]
-    sides = min(long_sides), max(long_sides)
-    short, long = _typical_size(summaries)
-    side = _multiple_of_32(long, LONG_SIDE)
-    if tiles:
-        crop = _multiple_of_32(min(short, side), CROP)
-        # Smaller tiles can be cropped, too. Larger ones than the images would enlarge them.
-        return {"crop": crop, "side": min(crop * 5 // 4, int(long)), "sides": sides}
-    return {"crop": _multiple_of_32(side * short / long, CROP), "side": side, "sides": sides}
-
-
-def _multiple_of_32(length: float, most: int) -> int:
-    return min(most, max(32, int(length) // 32 * 32))
-
-
-def _channel_parts(
-    channels: Channels | None, rgb_bands: Sequence[int] | None, start: Start
-) -> dict[str, Any]:
-    """Return the parts about the bands of the images; None means photos."""
-    parts = dict(load=_LOAD, mean=list(start.cfg["mean"]), std=list(start.cfg["std"]), bands="")
-    parts |= dict(distortion=_DISTORTION, preprocessor="SegDataPreProcessor", in_channels="")
+    parts |= dict(mean=list(start.cfg["mean"]), std=list(start.cfg["std"]), bands="")
+    # By that name mmsegmentation's inferencer finds the loader.
+    parts["load"] = 'dict(type="LoadImageFromFile")'
+    parts["distortion"] = ' dict(type="PhotoMetricDistortion"),'
+    parts |= dict(preprocessor="SegDataPreProcessor", in_channels="")
     if channels:
-        count = channels.count
         parts["load"] = f'dict(type="CheckedLoadImage", channels={count})'
         parts |= dict(mean=channels.mean, std=channels.std)
         if channels.value_range:
-            parts["bands"] = _RANGE.format(channels.value_range)
+            parts["bands"] = (
+                "# The values of each band that become 0 and 255, measured in training images.\n"
+                f'load["value_range"] = {channels.value_range}\n'
+            )
         if count != 3:
             parts |= dict(distortion="", preprocessor="BandDataPreProcessor")
             parts["in_channels"] = f" in_channels={count},"
@@ -154,16 +105,24 @@ def _channel_parts(
     if rgb_bands:
         shown = list(rgb_bands)
         parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
-    return parts
+
+    # The length of the training.
+    steps = STEPS_WITH_STEM if start.stem else STEPS
+    iterations = min(steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
+    parts |= dict(iterations=iterations, warmup=iterations // 20)
+    parts["interval"] = iterations // VALIDATIONS
+
+    text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
+    runtime = configs_folder() / "_base_/default_runtime.py"
+    write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
+    write_text(Template(text).substitute(parts), folder / "config.py")
 
 
 def _network_parts(start: Start) -> dict[str, Any]:
     """Return the parts about the network and its weights."""
-    parts: dict[str, Any] = dict(
-        backbone=start.backbone, neck=start.neck, widths=start.widths, init=None
-    )
-    parts |= dict(ea_channels=start.ea_channels, channels=start.channels)
-    parts |= dict(pyramid="FPN", in_index=[0, 1, 2, 3], c1="", load_from=None, terms="")
+    parts: dict[str, Any] = dict(backbone=start.backbone, widths=start.widths, neck=start.neck)
+    parts |= dict(ea_channels=start.ea_channels, channels=start.channels, rate=start.rate)
+    parts |= dict(pyramid="FPN", in_index=[0, 1, 2, 3], c1="", terms="", load_from=None, init=None)
     if start.checkpoint:
         parts["init"] = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")'
     if start.stem:
@@ -176,93 +135,74 @@ def _network_parts(start: Start) -> dict[str, Any]:
     return parts
 
 
-def _training_parts(train: Summary, start: Start) -> dict[str, Any]:
-    """Return the parts about the length of the training, its rate, and the loss."""
-    steps = STEPS_WITH_STEM if start.stem else STEPS
-    iterations = min(steps * max(train.pairs, LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
-    return dict(
-        weights=_class_weights(train.pixels / train.pixels.sum()),
-        rate=start.rate,
-        iterations=iterations,
-        warmup=iterations // 20,
-        interval=iterations // VALIDATIONS,
-    )
-
-
-def _typical_size(summaries: Sequence[Summary]) -> np.ndarray:
-    """Return the short and the long side such that longer images have half of all pixels.
-
-    The median of the images would be the size of many small ones, to which a few large ones, with
-    most of the objects, are then reduced.
-    """
+def _size_parts(splits: Sequence[Split], tiles: bool, crop_type: str) -> dict[str, Any]:
+    """Return the long side that the network sees, crops, and what prediction does with photos."""
+    # Images with longer sides than the typical one have half of all pixels. The median of the
+    # images would be the size of many small ones, to which a few large ones, with most of the
+    # objects, are then reduced.
     every: list[tuple[int, int]] = []
-    for summary in summaries:
-        every += summary.sizes.elements()
+    for split in splits:
+        every += split.sizes.elements()
     sizes = np.sort(every)
     sizes = sizes[sizes[:, 1].argsort()]
     pixels = sizes.prod(1).cumsum()
-    return sizes[pixels.searchsorted(pixels[-1] / 2)]
+    short, long = sizes[pixels.searchsorted(pixels[-1] / 2)]
+    side, sides = _multiple_of_32(long, LONG_SIDE), (int(sizes[0, 1]), int(sizes[-1, 1]))
+    if not tiles:
+        crop = _multiple_of_32(side * short / long, CROP)
+        whole = dict(resize="scale=scale", cut="", test_cfg='mode="whole"')
+        return dict(whole, side=side, crop=crop, sides=sides)
+    crop = _multiple_of_32(min(short, side), CROP)
+    # Smaller tiles can be cropped, too. Larger ones than the images would enlarge them.
+    side = min(crop * 5 // 4, int(long))
+    cut = f'    dict(type="{crop_type}", crop_size=scale, cat_max_ratio=0.75),\n'
+    window = f'mode="slide", crop_size=({LONG_SIDE}, {LONG_SIDE}), stride=(448, 448)'
+    slid = dict(resize="scale_factor=1.0", cut=cut, test_cfg=window)
+    return dict(slid, side=side, crop=crop, sides=sides)
 
 
-def rename_classes(path: Path, classes: Sequence[str]) -> list[str]:
-    """Write the names of the classes to a config; if it has other classes, return them instead."""
-    before = list(Config.fromfile(path).get("classes", classes))
-    text = path.read_text(encoding="utf-8")
-    old, new = _classes_line(before), _classes_line(classes)
-    if old == new:
-        return []
-    if len(before) != len(classes) or old not in text:
-        return before
-    write_text(text.replace(old, new, 1), path)
-    return []
+def follow_classes(path: Path, project: Project) -> bool:
+    """Write a project's classes to its config; return False if the config needs other changes.
 
-
-def _classes_line(classes: Sequence[str]) -> str:
-    return f"classes = {json.dumps(classes, ensure_ascii=False)}\n"
-
-
-def about_reduction(train: Summary, side: int) -> str:
-    """Return what long sides of `side` do to narrow objects; nothing if no image is reduced.
-
-    In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
-    fits. The most frequent class, gaps that are `background` and a `border`, which is drawn narrow,
-    do not count.
+    A config with as many classes as before keeps its weights and areas, which can be edited.
     """
-    long, most = max(map(max, train.sizes)), train.pixels.argmax()
-    is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
-    is_object[most] = False
-    if long < side + 32 or not is_object.any():  # a side is a multiple of 32
-        return ""
-    pixels, narrow = np.zeros((2, len(train.classes)))
-    for sample in evenly(train.samples, _MAPS_LOOKED_AT):
-        label = read(read_bytes(sample["seg_map_path"]), sample["seg_map_path"]).values[..., 0]
-        if max(label.shape) > side:
-            in_image = _count_narrow(label, side, len(train.classes))
-            pixels += in_image[0]
-            narrow += in_image[1]
-    share = np.where(is_object, narrow / np.maximum(pixels, 1), -1)
-    worst = share.argmax()
-    found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
-    if share[worst] > MANY:
-        found += "; delete config.py and run again with --tiles, which keeps the full resolution"
-    else:
-        found = f"only {found}; so --tiles is not needed"
-    return f"images are reduced from {long} to {side} pixels; {found}"
+    cfg, text = Config.fromfile(path), path.read_text(encoding="utf-8")
+    names, palette = project.classes.names, project.classes.palette
+    before = list(cfg.get("classes", ()))
+    if before == names and cfg.get("palette") == palette:
+        return True
+    parts = _class_parts(project)
+    keys = list(parts)
+    if before == names:
+        keys = ["palette"]
+    elif len(before) == len(names):  # other names
+        keys.remove("class_weight")
+        if "min_area" not in cfg:  # of an earlier version
+            keys.remove("min_area")
+        renamed = dict(zip(before, names, strict=True))
+        least = (cfg.get("min_area") or {}).items()
+        parts["min_area"] = {renamed.get(name, name): area for name, area in least}
+    for key in keys:
+        line = re.compile(
+            rf"^{key} = (?:\[.*\]|\{{.*\}}|None)$", re.M
+        )  # as `write_config` writes it
+        found = line.search(text)
+        if found is None:
+            return before == names  # with colors of the user's own
+        text = f"{text[: found.start()]}{key} = {parts[key]}{text[found.end() :]}"
+    write_text(text, path)
+    return True
 
 
-def _count_narrow(label: np.ndarray, side: int, classes: int) -> np.ndarray:
-    """Return the pixels of each class in a reduced label map, and those in narrow parts, (2, N)."""
-    height, width = label.shape
-    long = max(height, width)
-    size = max(1, round(width * side / long)), max(1, round(height * side / long))
-    label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
-    counts = np.zeros((2, classes))
-    for i in range(classes):
-        part = (label == i).view(np.uint8)
-        wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
-        counts[:, i] = part.sum(), (part > wide).sum()
-    return counts
+def _class_parts(project: Project) -> dict[str, Any]:
+    """Return the lines of the config that follow from the classes, by their names."""
+    train, names = project.splits[0], project.classes.names
+    return {
+        "classes": json.dumps(names, ensure_ascii=False),
+        "palette": project.classes.palette,
+        "class_weight": _class_weights(train.pixels / train.pixels.sum()),
+        "min_area": _least_areas(train),
+    }
 
 
 def _class_weights(share: np.ndarray) -> list[float] | None:
@@ -281,3 +221,102 @@ def _class_weights(share: np.ndarray) -> list[float] | None:
     if power == 0:
         return None
     return [float(f"{min(weight, 20):.3g}") for weight in weights]
+
+
+def _least_areas(train: Split) -> dict[str, int]:
+    """Return the area in pixels that 99 % of the labeled objects of a class have, by its name.
+
+    An object is a connected component of one of up to thirty label maps.
+    """
+    areas: list[list[int]] = [[] for _ in train.classes]
+    for item in evenly(train.items, _MAPS_WITH_OBJECTS):
+        label = _read_label(item)
+        for i in np.flatnonzero(item.counts[: len(train.classes)]).tolist():
+            of_class = (label == i).view(np.uint8)
+            _, _, stats, _ = cv2.connectedComponentsWithStats(of_class, connectivity=4)
+            areas[i] += stats[1:, cv2.CC_STAT_AREA].tolist()
+    found = {}
+    for name, own in zip(train.classes, areas, strict=True):
+        if own:
+            found[name] = int(np.percentile(own, _SPECKS))
+    return found
+
+
+def _read_label(item: Item) -> np.ndarray:
+    """Return an item's label map in the project, (H, W)."""
+    path = item.sample["seg_map_path"]
+    return read(read_bytes(path), path).values[..., 0]
+
+
+def _multiple_of_32(length: float, most: int) -> int:
+    return min(most, max(32, int(length) // 32 * 32))
+
+
+def add_note_on_reduction(train: Split, side: int, notes: Notes) -> None:
+    """Add a note on what long sides of `side` do to narrow objects, if an image is reduced.
+
+    In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
+    fits. The most frequent class, gaps that are `background` and a `border`, which is drawn narrow,
+    do not count.
+    """
+    long, most = max(map(max, train.sizes)), train.pixels.argmax()
+    is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
+    is_object[most] = False
+    if long < side + 32 or not is_object.any():  # a side is a multiple of 32
+        return
+    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
+    pixels, narrow = np.zeros((2, len(train.classes)))
+    for item in evenly(train.items, _MAPS_LOOKED_AT):
+        label = _read_label(item)
+        height, width = label.shape
+        scale = side / max(height, width)
+        if scale >= 1:
+            continue
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+        for i in range(len(train.classes)):
+            part = (label == i).view(np.uint8)
+            wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
+            pixels[i] += part.sum()
+            narrow[i] += (part > wide).sum()
+    share = np.where(is_object, narrow / np.maximum(pixels, 1), -1)
+    worst = int(share.argmax())
+    rank = Rank.HINT
+    found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
+    if share[worst] > MANY:
+        rank = Rank.TRAINING
+        found += "; delete config.py and run again with --tiles, which keeps the full resolution"
+    else:
+        found = f"only {found}; so --tiles is not needed"
+    notes.add(rank, f"images are reduced from {long} to {side} pixels; {found}")
+
+
+def add_note_on_crops(train: Split, cfg: Config, notes: Notes) -> None:
+    """Add a note on the share of random crops, of a config's size, without an annotated pixel.
+
+    They are counted in up to thirty label maps, at the long side that the network sees.
+    """
+    (height, width), side = cfg.crop_size, max(cfg.scale)
+    shares = []
+    for item in evenly(train.items, _MAPS_WITH_OBJECTS):
+        share = 0.0
+        if item.counts[: len(train.classes)].sum() < item.counts.sum():
+            label = _read_label(item)
+            scale = side / max(label.shape)
+            if cfg.model.test_cfg.mode == "whole":
+                size = [max(1, round(scale * length)) for length in reversed(label.shape)]
+                label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+            sums = cv2.integral((label < len(train.classes)).view(np.uint8))
+            high, wide = min(height, label.shape[0]), min(width, label.shape[1])
+            inside = sums[high:, wide:] - sums[:-high, wide:]
+            inside -= sums[high:, :-wide] - sums[:-high, :-wide]  # of each place of a crop
+            share = float((inside == 0).mean())
+        shares.append(share)
+    share = float(np.mean(shares))
+    if share:
+        kinds = {step.get("type") for step in cfg.train_pipeline}
+        todo = "the config moves these to an annotated one"
+        if "LabeledRandomCrop" not in kinds:
+            todo = 'in the config use type="LabeledRandomCrop" for type="RandomCrop"'
+        text = f"{share:.1%} of random crops of {width}x{height} pixels have no annotated pixel"
+        notes.add(Rank.TRAINING if share > 0.01 else Rank.HINT, f"{text}; {todo}")

@@ -5,10 +5,16 @@ two of them is 1 for equal images. Each image has a second one without its flat 
 padding adds: a copy that is flipped before it is padded has its border on the other side.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import cv2
 import numpy as np
+
+from mmseg_ext.own_dataset.item import Item, Notes, Rank
+
+Link = tuple[int, Sequence[int]]  # the number of an image, and of others that are alike
 
 # Of the contrast. Measured: photos that are turned, halved or saved as JPEG of quality 30 differ by
 # up to 0.05, photos with 15 % more contrast by 0.1, frames of a standing car by 0.04, and photos of
@@ -17,6 +23,7 @@ _NEAR = 0.05
 # Edges of borders are known to half a pixel. Frames of a video have equal borders, so with them
 # they are not far.
 _NEAR_INSIDE, _FAR = 0.1, 0.2
+_EQUAL_OBJECTS = 0.5  # intersection over union of the objects of copies
 _SIDE = 16  # pixels of a small version
 _ROWS = 64  # images that are compared at once
 _NOISE = 8 / 255  # of the contrast; JPEG changes flat borders less
@@ -98,3 +105,98 @@ def find_copies(
         for i, near in enumerate(is_near):
             if others := (start + i + 1 + np.flatnonzero(near[i + 1 :])).tolist():
                 yield start + i, others
+
+
+def find_item_copies(items: Sequence[Item]) -> tuple[list[Link], list[Link]]:
+    """Return the copies among items, and the items that are as alike but have other labels.
+
+    Photos of a fixed camera are nearly equal, too, but their objects are at other places.
+    """
+    copies, cameras = [], []
+    for i, others in find_copies([item.small for item in items]):
+        are_equal = _have_equal_labels(items[i], [items[other] for other in others])
+        for found, wanted in ((copies, True), (cameras, False)):
+            own = [n for n, is_equal in zip(others, are_equal, strict=True) if is_equal == wanted]
+            if own:
+                found.append((i, own))
+    return copies, cameras
+
+
+def small_label(label: np.ndarray) -> np.ndarray:
+    """Return the share of objects in a label map (H, W) of small integers, (16, 16), 0 to 1.
+
+    Objects are all pixels without the most frequent label.
+    """
+    objects = (label != np.bincount(label.ravel()).argmax()).astype(np.float32)
+    return cv2.resize(objects, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)
+
+
+def _have_equal_labels(item: Item, others: Sequence[Item]) -> np.ndarray:
+    """Return which of others, that are as alike as copies, have the objects of an item, (N,)."""
+    if any(other.small_label is None for other in (item, *others)):
+        return np.ones(len(others), bool)
+    images = np.stack([other.small[0] for other in others])  # (N, 16, 16)
+    labels = np.stack([other.small_label for other in others])
+    closeness, equality = np.zeros((2, 8, len(others)))
+    for k in range(8):
+        image, label = item.small[0], item.small_label
+        if k >= 4:
+            image, label = image[:, ::-1], label[:, ::-1]
+        image, label = np.rot90(image, k), np.rot90(label, k)
+        closeness[k] = (images * image).sum((1, 2))
+        union = np.maximum(labels, label).sum((1, 2))
+        common = np.minimum(labels, label).sum((1, 2))
+        equality[k] = np.where(union > 0, common / np.maximum(union, 1e-9), 1)
+    # A padded copy is only alike inside of its borders, and has its objects at other places.
+    is_near = 2 - 2 * closeness <= _NEAR**2  # (8, N)
+    return np.logical_or(~is_near.any(0), (is_near & (equality > _EQUAL_OBJECTS)).any(0))
+
+
+def add_notes_on_copies(
+    items: Sequence[Item],
+    copies: Sequence[Link],
+    cameras: Sequence[Link],
+    notes: Notes,
+    are_kept: bool = False,
+) -> None:
+    """Add a line for each split with copies of training images, and on photos of a fixed camera.
+
+    With `are_kept` copies that no folder divides are in one split, which a line tells.
+    """
+    leaked: dict[str, dict[Any, tuple[Item, Item]]] = defaultdict(dict)  # by split and image
+    together: dict[Any, tuple[Item, Item]] = {}
+    for i, others in copies:
+        for n in others:
+            original, copy = items[i], items[n]
+            if original.split == copy.split:
+                together.setdefault(copy.image, (copy, original))
+            elif "train" in (original.split, copy.split):
+                tested, trained = (
+                    (copy, original) if original.split == "train" else (original, copy)
+                )
+                leaked[str(tested.split)].setdefault(tested.image, (tested, trained))
+    for split, found in leaked.items():
+        count = sum(item.split == split for item in items)
+        copy, original = next(iter(found.values()))
+        notes.add(
+            Rank.SCORE,
+            f"{split}: {len(found)} of {count} images are copies of training images, also flipped "
+            f"or turned: compare {copy.image} and {original.image}; copies make the score too high",
+        )
+    if together and are_kept:
+        copy, original = next(iter(together.values()))
+        notes.add(
+            Rank.LABELS,
+            f"{len(together)} of {len(items)} images are copies of another one, also flipped or "
+            f"turned, such as {copy.image} of {original.image}; these are kept in one split; a new "
+            "project with --no-groups, or an edit of data/splits.json, divides them",
+        )
+    alike = {n for i, others in cameras for n in (i, *others)}
+    if alike:
+        i, (n, *_) = cameras[0]
+        notes.add(
+            Rank.HINT,
+            f"{len(alike)} of {len(items)} images are as alike as photos of a fixed camera, but "
+            f"their labels differ, such as {items[i].image} and {items[n].image}; they can be in "
+            "several splits; if the score is to be that of another place, use --group",
+        )

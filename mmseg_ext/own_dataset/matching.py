@@ -1,14 +1,15 @@
-"""Find the annotation of each image by the words and numbers in their names.
+"""Find the image of each annotation by the words and numbers in their paths.
 
 Words that most files of one side have, and few of the other, do not count, such as `image` and
-`mask`. Folders count if names repeat. Words such as `_leaf` and `_fruit`, which the names of masks
-have besides the name of the image, are their classes if they recur.
+`mask`. Folders count if names repeat. Where several masks have the words of one image, `by_class`
+finds out whether the other words, such as `_leaf` and `_fruit`, are classes.
 """
 
+import os
 import re
+import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -30,9 +31,8 @@ _MASK_NAME = re.compile(
     f"(?:^|[_-]|train|val|test|default)(?:{_MASK}){_KIND}$", re.I
 )  # a_mask, trainannot, labels_png
 _MASK_START = re.compile(f"(?!l[_-])(?:{_MASK})[_-]", re.I)  # mask_1
-_MASK_WORD = re.compile(_MASK, re.I)  # labelIds
-_NUMBERED_MASK = re.compile(rf"(?!l\d)(?:{_MASK})\d+", re.I)  # mask1, which numbers objects
-_CLASS_WORD = re.compile("class|cls|category", re.I)  # Class, in a_Class_1
+_MASK_WORD = re.compile(rf"(?:{_MASK})|(?!l\d)(?:{_MASK})\d+", re.I)  # labelIds, mask1
+_COUNT = re.compile(r"[\W_]*(?<![^\W_])\d+(?![^\W_])")  # _2 in leaf_2, but not 2 in leaf2
 _NAME_PART = re.compile(r"[^\W_]+")  # red and leaf2 in red_leaf2
 _WORD = re.compile(r"\d+|[^\W\d_]+")  # scene, 4 and left in scene4_left
 _ZEROS = re.compile(r"(?<!\d)0+(?=\d)")  # the first two digits of 001
@@ -68,7 +68,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     """Return the files below `folder` with these suffixes, and their keys.
 
     `folder` may end in a pattern, as in `masks/*_label.png` or `data/*/*_label.png`. Then files in
-    deeper folders count, too, and the part that fits the last * is the name.
+    deeper folders count, too, and the part that fits the first * of the last name is the name.
 
     Raises:
         ValueError: if there is no such folder, or it has files of another format instead.
@@ -81,12 +81,14 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
     start, _, end = PurePath(pattern).name.partition("*")
+    shared = "(.+?)" if "*" in end else "(.+)"
+    name_part = re.compile(re.escape(start) + shared + ".*".join(map(re.escape, end.split("*"))))
     keys = {}
     for path in files_below(folder):
         relative = path.relative_to(folder)
         if path.suffix.lower() in suffixes and relative.match(pattern):
-            name = path.name.removeprefix(start).removesuffix(end) or path.name
-            keys[path] = key_of(relative.with_name(name))
+            found = name_part.fullmatch(path.name)
+            keys[path] = key_of(relative.with_name(found[1] if found else path.name))
     if not keys and pattern == "*":
         require_no_other(folder)
     return keys
@@ -124,197 +126,153 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
     return set()
 
 
-def match(
-    images: Sequence[Key], annotations: Sequence[Key], exact: bool = False
-) -> list[list[int]]:
-    """Return the indices of the annotations that fit each image.
+def comparable(text: str) -> str:
+    """Return a name as it is compared where its case and its form in Unicode do not count.
 
-    An image gets the only annotation with its path or, if its folder has no annotations, with its
-    name. With `exact` all words count. Otherwise, if no complete name fits and every image has a
-    separate folder, it gets all annotations there; and 001 fits 1 if no other name has this number.
+    macOS writes é as two characters, and Windows finds A.JPG for a.jpg.
     """
-    own, other = _paths(images), _paths(annotations)
-    found: list[list[int]] = [[] for _ in images]
-    _add_names(found, own, other)
+    return unicodedata.normalize("NFC", text).casefold()
+
+
+def same_name(text: str, names: Collection[str]) -> str:
+    """Return the one of some names that equals a text, in any case if it is the only one.
+
+    Otherwise return the text.
+    """
+    if text in names:
+        return text
+    found = [name for name in names if comparable(name) == comparable(text)]
+    return found[0] if len(found) == 1 else text
+
+
+def fit(images: Sequence[Key], annotations: Sequence[Key], exact: bool = False) -> list[int | None]:
+    """Return the index of the image of each annotation; None if not certain.
+
+    Several annotations can have one image. An image that has one gets no other by a weaker way:
+
+    1. The paths are equal, or, for an image whose folder has no annotations, the names.
+    2. As 1, with upper and lower case alike.
+    3. Without such names, the annotation is in the folder of the image, and no other image is.
+    4. As 1 and 2, without usual words. With `exact` all words count, so this is not tried.
+    5. As 4, without zeros before numbers: 001 fits 1 if no other image has this number.
+    """
+    found: list[int | None] = [None] * len(annotations)
+
+    def add(own: Sequence[str], others: Sequence[str]) -> None:
+        """Find the image that alone has the text of an annotation, and has no annotation yet."""
+        count, taken = Counter(own), set(found)
+        index = {text: i for i, text in enumerate(own) if count[text] == 1 and i not in taken}
+        for number, text in enumerate(others):
+            if found[number] is None and text not in ("", "."):
+                found[number] = index.get(text)
+
+    def add_paths_and_names(own: Sequence[PurePath], others: Sequence[PurePath], change) -> None:
+        own, others = ([PurePath(change(str(path))) for path in paths] for paths in (own, others))
+        add(list(map(str, own)), list(map(str, others)))
+        annotated = {path.parent for path in others}
+        names = ["" if path.parent in annotated else path.name for path in own]
+        add(names, [path.name for path in others])
+
+    own, others = _paths(images), _paths(annotations)
+    add_paths_and_names(own, others, str)
+    add_paths_and_names(own, others, comparable)
     if exact:
         return found
-    different = set(_folders(own)) - set(map(PurePath, SPLITS))
-    if not any(found) and len(different) == len(own):
-        _add_fitting(found, _folders(own), _folders(other), several=True)
-    own, other = _without_usual_words(own, other), _without_usual_words(other, own)
-    _add_names(found, own, other)
-    own, other = _without_zeros(own), _without_zeros(other)
-    _add_names(found, own, other)
+    folders = [comparable(str(path.parent)) for path in own]
+    if set(found) == {None} and len({*folders} - {*SPLITS}) == len(own):
+        add(folders, [comparable(str(path.parent)) for path in others])
+    own, others = _without_usual_words(own, others), _without_usual_words(others, own)
+    add_paths_and_names(own, others, str)
+    add_paths_and_names(own, others, comparable)
+    add_paths_and_names(own, others, lambda text: _ZEROS.sub("", comparable(text)))
     return found
 
 
-def _paths(keys: Sequence[Key]) -> list[PurePath]:
-    return [key.path for key in keys]
+def by_class(
+    images: Sequence[Key], masks: Sequence[tuple[Path, Key]]
+) -> tuple[dict[str, str], int, list[Path]]:
+    """Return the masks of each class as `--masks` takes them, if several have an image's words.
 
-
-def _folders(paths: Sequence[PurePath]) -> list[PurePath]:
-    return [path.parent for path in paths]
-
-
-def _add_names(
-    found: list[list[int]], images: Sequence[PurePath], annotations: Sequence[PurePath]
-) -> None:
-    """Add annotations with the path of an image, then those of other folders with its name."""
-    _add_fitting(found, images, annotations)
-    annotated = set(_folders(annotations))
-    names = []
-    for path in images:
-        names.append(PurePath() if path.parent in annotated else PurePath(path.name))
-    _add_fitting(found, names, [PurePath(path.name) for path in annotations])
-
-
-def _add_fitting(
-    found: list[list[int]],
-    images: Sequence[PurePath],
-    annotations: Sequence[PurePath],
-    several: bool = False,
-) -> None:
-    """Add unused annotations to images without one, if their paths are equal and not repeated."""
-    used = set().union(*found)
-    index: dict[PurePath, list[int]] = defaultdict(list)
-    for number, path in enumerate(annotations):
-        if number not in used:
-            index[path].append(number)
-    count = Counter(images)
-    for number, path in enumerate(images):
-        is_name_of_one = path.name and count[path] == 1
-        fits = index[path] if is_name_of_one else []
-        if not found[number] and (several or len(fits) == 1):
-            found[number] = fits
-
-
-class _Division(NamedTuple):
-    """A mask's path, divided into the image's and the parts of a class."""
-
-    image: str  # such as "scene/plant 1"
-    folder: list[str]  # parts of a folder that is not the image's
-    rest: list[str]  # other parts of the name
-
-
-def match_classes(images: Sequence[Key], masks: Sequence[Key]) -> list[dict[str, list[int]]]:
-    """Return the indices of each image's masks by class; an empty list if masks have no classes.
-
-    The class of a mask is in its path, but not in its image's: words at the end or beginning of
-    the name, or a folder. Separate numbers can count masks of a class, as in `leaf_2`; digits of a
-    word cannot, as in `grade3`. Masks have classes if one recurs for most images and another for a
-    tenth; then each that a hundredth has is a class.
+    Also the index of the first image that has several, and these. There are at least two classes,
+    and two images have several. Separate numbers, as in `leaf_2`, count the masks of a class.
     """
-    index = _index_of_words(images, masks)
-    found: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in images]
-    for number, key in enumerate(masks):
-        divided = [part for part in _divide(key) if part.image in index]
-        if divided:
-            shortest = min(divided, key=lambda part: len(part.folder) + len(part.rest))
-            found[index[shortest.image]][_class_of(shortest)].append(number)
-    joined = _join_counted(found)
-    names = _recurring_classes(joined)
-    classes = []
-    for masks_of in joined if names else ():
-        classes.append({name: masks_of[name] for name in names if name in masks_of})
-    return classes
-
-
-def _join_counted(
-    found: Sequence[Mapping[tuple[str, str], list[int]]],
-) -> list[dict[str, list[int]]]:
-    """Return the masks of each image by class, from its masks by words and separate numbers.
-
-    Numbers count masks if images have different ones after the same words.
-    """
-    numbers: dict[str, set[frozenset[str]]] = defaultdict(set)  # of the images, after the words
-    for masks_of in found:
-        for words in {words for words, _ in masks_of}:
-            numbers[words].add(frozenset(number for own, number in masks_of if own == words))
-    joined: list[dict[str, list[int]]] = [defaultdict(list) for _ in found]
-    for by_class, masks_of in zip(joined, found, strict=True):
-        for (words, number), masks in masks_of.items():
-            (of_image, *others) = numbers[words]
-            is_counted = others or len(of_image) == 1 or not words
-            by_class[words if is_counted or not number else f"{words}_{number}"] += masks
-    return joined
-
-
-def _recurring_classes(found: Sequence[Mapping[str, list[int]]]) -> list[str]:
-    """Return the classes of masks in order; an empty list if no classes recur."""
-    count: Counter[str] = Counter()  # images with each class
-    for masks_of in found:
-        count.update(masks_of.keys())
-    annotated = sum(map(bool, found))
-
-    def had_by_one_in(part: int) -> list[str]:
-        least = max(2, annotated / part)
-        return sorted(name for name in count if count[name] >= least)
-
-    usual = had_by_one_in(10)
-    most = max(count.values(), default=0)
-    if len(usual) < 2 or "" in usual or most <= annotated / 2:
-        return []
-    return [name for name in had_by_one_in(100) if name]
-
-
-def _index_of_words(images: Sequence[Key], masks: Sequence[Key]) -> dict[str, int]:
-    """Return the index of each image by the words of its name, and by its folder if it has one."""
     own = _paths(images)
-    names = list(map(_join_words, _without_usual_words(own, _paths(masks))))
-    folders = list(map(_join_words, _folders(own)))
-    index = {}
-    if len(set(folders)) == len(own):
-        index.update(zip(folders, range(len(own)), strict=True))
-    repeats = Counter(names)
-    for i, name in enumerate(names):
-        if repeats[name] == 1:
-            index[name] = i
-    return index
+    ways = [_without_usual_words(own, _paths([key for _, key in masks]))]
+    if len({path.parent for path in own}) == len(own):  # each in a folder of its own
+        ways.append([path.parent for path in own])
+    index: dict[str, int | None] = {}
+    for paths in ways:
+        for i, path in enumerate(paths):
+            text = _join_words(path.parts)
+            index[text] = i if index.get(text, i) == i else None  # None: several have these words
+    root = Path(os.path.commonpath([path.parent for path, _ in masks]))
+    masks_of: dict[str, dict[int, Path]] = defaultdict(dict)  # of each class, by image
+    patterns: dict[str, str] = {}
+    for path, key in masks:
+        found = _divide(path, key, index)
+        if found is None:
+            continue
+        image, folder, before, after = found
+        parts = _NAME_PART.findall(f"{folder} {before} {after}")
+        of_class = [part for part in parts if not part.isdigit() and not _MASK_WORD.fullmatch(part)]
+        kind = "_".join(of_class)
+        masks_of[kind][image] = path
+        is_own_name = before + after == path.stem
+        pattern = _COUNT.sub("*", before if is_own_name else f"{before}*{after}") + path.suffix
+        where = root / folder
+        if where not in path.parents:  # the class's folder is in another one
+            where = root / "*" / folder
+        elif is_own_name:
+            where = root / "*"
+        if folder and where in path.parents and pattern == f"*{path.suffix}":
+            patterns[kind] = str(where)
+        elif pattern.count("*") >= patterns.get(kind, "").count("*"):
+            patterns[kind] = str(where / pattern)
+    classes = {kind: patterns[kind] for kind in sorted(patterns) if len(masks_of[kind]) > 1}
+    count = Counter(image for kind in classes for image in masks_of[kind])
+    with_several = sorted(image for image, n in count.items() if n > 1)
+    if len(with_several) < 2 or "" in classes:  # masks without words of a class have all classes
+        return {}, 0, []
+    first = with_several[0]
+    return classes, first, [masks_of[kind][first] for kind in classes if first in masks_of[kind]]
 
 
-def _divide(key: Key) -> Iterator[_Division]:
-    """Yield how to divide a mask's path: any folder, or none, and the name at any place."""
-    *folders, name = key.path.parts
-    first = 0 if key.split is None else 1  # the folder of a split is no class
-    for place in (None, *range(first, len(folders))):
-        folder = [] if place is None else _NAME_PART.findall(_without_mask(folders[place]))
-        kept = ""
-        for i, other in enumerate(folders):
-            if i != place:
-                kept += " ".join(_WORD.findall(other)) + "/"
-        for text in dict.fromkeys([name, _without_mask(name)]):
-            for n in (*(word.start() for word in _WORD.finditer(text)), len(text)):
-                for own, rest in ((text[:n], text[n:]), (text[n:], text[:n])):
-                    image = kept + " ".join(_WORD.findall(own))
-                    yield _Division(image.strip("/"), folder, _NAME_PART.findall(rest))
+def _divide(
+    path: Path, key: Key, index: Mapping[str, int | None]
+) -> tuple[int, str, str, str] | None:
+    """Return the image whose words a mask has, and what else the mask's path has.
 
-
-def _class_of(division: _Division) -> tuple[str, str]:
-    """Return the words of a mask's class, and separate numbers after them.
-
-    There are no words if only those for masks are left.
+    That is a folder or "", and what is before and after the image's words in the name. The image
+    with most words counts. The mask's name can begin or end with it, and have none if the image is
+    in the mask's folder.
     """
-    words, numbers = list(division.folder), []
-    for before, part in pairwise(["", *division.rest]):
-        if part.isdigit() and not _CLASS_WORD.fullmatch(before):
-            numbers.append(part)
-        else:
-            words.append(part)
-    if all(_MASK_WORD.fullmatch(word) or _NUMBERED_MASK.fullmatch(word) for word in words):
-        words = []
-    return "_".join(words), "_".join(numbers)
+    name, folders = path.stem, PurePath(key.name).parts[:-1]
+    words = list(_WORD.finditer(name))
+    spans = [(0, 0), *((0, word.end()) for word in words)]
+    spans += [(word.start(), len(name)) for word in words[1:]]
+    if words and _MASK_WORD.fullmatch(words[-1][0]):  # leaf_1_mask
+        spans += [(word.start(), words[-2].end()) for word in words[1:-1]]
+    fits = []
+    for folder in ("", *folders):
+        kept = [key.split or "", *(other for other in folders if other != folder)]
+        for start, end in spans:
+            image = index.get(_join_words([*kept, name[start:end]]))
+            if image is not None:
+                fits.append((start - end, folder, start, end, image))
+    if not fits:
+        return None
+    _, folder, start, end, image = min(fits)  # with most words; if it can be, without a folder
+    return image, folder, name[:start] if end else name, name[end:] if end else ""
 
 
-def _without_mask(name: str) -> str:
-    """Return a name without a word for masks at its end, if it has other words."""
-    parts = list(_NAME_PART.finditer(name))
-    if len(parts) > 1 and _MASK_WORD.fullmatch(parts[-1][0]):
-        return name[: parts[-1].start()]
-    return name
+def _paths(keys: Sequence[Key]) -> list[PurePath]:
+    return [PurePath(unicodedata.normalize("NFC", str(key.path))) for key in keys]
 
 
-def _join_words(path: PurePath) -> str:
-    return "/".join(map(" ".join, map(_WORD.findall, path.parts)))
+def _join_words(parts: Sequence[str]) -> str:
+    """Return the words of folders and a name, with numbers without zeros: scene 4/left 1."""
+    found = [" ".join(_WORD.findall(_ZEROS.sub("", part))) for part in parts]
+    return "/".join(filter(None, found))
 
 
 def _without_usual_words(paths: Sequence[PurePath], others: Sequence[PurePath]) -> list[PurePath]:
@@ -322,54 +280,35 @@ def _without_usual_words(paths: Sequence[PurePath], others: Sequence[PurePath]) 
 
     A word that is in a name twice, as in `scene1_1`, goes only where nine of ten paths have it.
     """
-    usual, places = _usual_words(paths, others), _count_places(paths)
-    most = 0.9 * len(paths)
-
-    def shorten(part: str) -> str:
-        words, kept = _WORD.findall(part), []
-        for i, word in enumerate(words):
-            is_repeated = words.count(word) > 1
-            is_elsewhere = max(places[place] for place in _places(words, i)) <= most
-            if word not in usual or (is_repeated and is_elsewhere):
-                kept.append(word)
-        return " ".join(kept)
-
-    return [PurePath(*map(shorten, path.parts)) for path in paths]
-
-
-def _usual_words(paths: Sequence[PurePath], others: Sequence[PurePath]) -> set[str]:
-    count, count_of_others = _count_words(paths), _count_words(others)
+    count, count_of_others = Counter(), Counter()  # paths with each word
+    for counter, some in ((count, paths), (count_of_others, others)):
+        for path in some:
+            counter.update({*_WORD.findall(str(path))})
     few = min(1, len(others) / max(1, len(paths))) / 2
     usual = set()
     for word, n in count.items():
         if n > max(1, len(paths) / 2) and count_of_others[word] < few * n:
             usual.add(word)
-    return usual
 
+    def places(words: Sequence[str], i: int) -> set[tuple[str, int]]:
+        """Return a word with its places from the start and from the end, as ("a", 0), ("a", -2)."""
+        return {(words[i], i), (words[i], i - len(words))}
 
-def _count_words(paths: Sequence[PurePath]) -> Counter[str]:
-    count: Counter[str] = Counter()
+    paths_with: Counter[tuple[str, int]] = Counter()  # a word in a place of a folder or of the name
     for path in paths:
-        count.update(set(_WORD.findall(str(path))))
-    return count
-
-
-def _places(words: Sequence[str], i: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return a word with its places from the start and from the end, as ("a", 0), ("a", -2)."""
-    return (words[i], i), (words[i], i - len(words))
-
-
-def _count_places(paths: Sequence[PurePath]) -> Counter[tuple[str, int]]:
-    """Return how many paths have a word in a place of a folder or of the name."""
-    count: Counter[tuple[str, int]] = Counter()
-    for path in paths:
-        found = set()
+        of_path = set()
         for words in map(_WORD.findall, path.parts):
-            for i in range(len(words)):
-                found.update(_places(words, i))
-        count.update(found)
-    return count
-
-
-def _without_zeros(paths: Sequence[PurePath]) -> list[PurePath]:
-    return [PurePath(_ZEROS.sub("", str(path))) for path in paths]
+            of_path.update(*(places(words, i) for i in range(len(words))))
+        paths_with.update(of_path)
+    shortened = []
+    for path in paths:
+        parts = []
+        for words in map(_WORD.findall, path.parts):
+            kept = []
+            for i, word in enumerate(words):
+                is_here = max(paths_with[place] for place in places(words, i)) > 0.9 * len(paths)
+                if word not in usual or (words.count(word) > 1 and not is_here):
+                    kept.append(word)
+            parts.append(" ".join(kept))
+        shortened.append(PurePath(*parts))
+    return shortened

@@ -1,27 +1,29 @@
-"""The pairs of a project: each image with its annotation.
+"""Photos and annotations: which files are photos, and the annotation of each.
 
-`find_sources` lists the files of both sides, which can share a folder. `pair_sources` compares
-their names (`matching`). Masks of one class each, several for an image, become one annotation.
+The files of both can share a folder. `pair` compares their names (`matching`).
 """
 
-from collections import defaultdict
+import os
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
-from mmseg_ext.own_dataset.annotations.class_masks import problem_of
 from mmseg_ext.own_dataset.annotations.formats import format_of
 from mmseg_ext.own_dataset.annotations.reader import Reader
+from mmseg_ext.own_dataset.item import Item, usable
 from mmseg_ext.own_dataset.matching import (
     Key,
+    by_class,
+    comparable,
+    fit,
     keyed_files,
     masks_among,
-    match,
-    match_classes,
     split_in,
 )
 from mmseg_ext.own_dataset.preview import PREVIEW
@@ -30,28 +32,15 @@ _UNCLEAR = "no annotation fits its name, or several do"
 _MISSING = "no annotation; if it shows only background, use --background-without-annotation"
 
 
-@dataclass
-class Sources:
-    """The files of a project's user."""
+def list_items(folder: Path, reader: Reader, data: Path) -> list[Item]:
+    """Return the photos in a folder, or of a pattern; `data` is that of the project.
 
-    folder: Path  # of the images, or their pattern
-    images: Mapping[Path, Key]
-    annotations: Sequence[Annotation]
+    Photos, files that an earlier run wrote, and masks of the kind that VOC's other folder has are
+    dropped from the annotations of the reader.
 
-
-@dataclass
-class Pair:
-    """An image and its annotation."""
-
-    image: Path
-    annotation: Annotation
-    name: str  # of its files in the project
-    split: str | None  # that a folder, a file of annotations or a list names
-    list_file: Path | None = None  # the list that names the image
-
-
-def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
-    """Return the images in a folder, or of a pattern, and the annotations, but not `data`."""
+    Raises:
+        ValueError: if there are no photos or no annotations.
+    """
     project = data.parent.absolute()  # can be in the folder of the images
     results = {project / "data", project / "work_dir", project / PREVIEW}
 
@@ -64,79 +53,157 @@ def find_sources(folder: Path, reader: Reader, data: Path) -> Sources:
     annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
     of_kind = [annotation for annotation in annotations if is_of_kind(annotation.path)]
     annotations = of_kind or annotations
-    images = keyed_files(folder)
-    found = set(filter(is_of_kind, filter(is_source, images)))
-    masks = _masks_of(folder, found, {annotation.path for annotation in annotations}, reader)
-    kept = found - masks
-    images = {path: key for path, key in images.items() if path in kept}
-    annotations = [annotation for annotation in annotations if annotation.path not in images]
-    return Sources(folder, images, annotations)
+    keys = keyed_files(folder)
+    images = {path for path in keys if is_of_kind(path) and is_source(path)}
+    masks = {annotation.path for annotation in annotations}
+    # Both flags can name one folder, or one of the folders contains the other. Then files are
+    # listed as images and as masks.
+    if masks > images:
+        masks -= images
+    elif masks == images:
+        masks = masks_among(images, folder)
+    elif reader.is_pattern and masks < images and folder.is_dir():
+        # The pattern of some masks leaves out the others, if all of them differ from the images.
+        among = masks_among(images, folder)
+        masks = among if masks <= among else masks
+    images -= masks
+    is_among_images = bool(annotations)
+    annotations = [each for each in annotations if each.path not in images]
+    if not images or not annotations:
+        what, suffixes = ("annotation", reader.suffixes) if images else ("image", IMAGE_SUFFIXES)
+        todo = f"save each {what} as {', '.join(suffixes)}"
+        if images and is_among_images:
+            todo = "names do not tell masks from images; use folders, such as images and masks"
+        there_are = f"there are {len(images)} images and {len(annotations)} annotations"
+        raise ValueError(f"{folder}: {there_are}; {todo}")
+    reader.annotations = annotations
+    return [Item(path, key) for path, key in keys.items() if path in images]
 
 
-def _masks_of(folder: Path, images: set[Path], masks: set[Path], reader: Reader) -> set[Path]:
-    """Return the masks among files that are listed as images, as masks, or as both.
+def pair(items: Sequence[Item], reader: Reader) -> list[str]:
+    """Set the annotation and the split of each item, or its problem.
 
-    Folders can be the same, or one of them contains the other.
-    """
-    if masks > images:  # the folder of the masks has the images, too
-        return masks - images
-    pattern_of_some = reader.is_pattern and masks < images and folder.is_dir()
-    if masks != images and not pattern_of_some:
-        return masks
-    among = masks_among(images, folder)
-    # The pattern of some masks leaves out the others, if all of them differ from the images.
-    return among if masks == images or masks <= among else masks
-
-
-def pair_sources(sources: Sources, reader: Reader) -> tuple[list[Pair], list[str]]:
-    """Return the pairs, and a line for each file that is in none.
+    Returns:
+        A line for each annotation that no item uses.
 
     Raises:
-        ValueError: if there is no pair.
+        ValueError: if there is no pair, if several masks of one class each fit an item, or if an
+            annotation without an image is perhaps that of an item that would become background.
     """
-    annotations, left_out, problem = sources.annotations, [], ""
-    if reader.can_have_classes:
-        annotations, left_out, problem = _join_classes(sources)
-    keys = [annotation.key for annotation in annotations]
-    fits = match(list(sources.images.values()), keys, exact=reader.names_images)
-    pairs: list[Pair] = []
-    used: set[int] = set()
-    names = {key.path.name for key in keys}
-    repeated = _repeated_names(sources, annotations)
+    annotations = reader.annotations
+    if reader.can_have_classes and len(annotations) > len(items):
+        _require_one_mask_each(items, annotations)
+    of_item, unused = _find_annotations(items, annotations, reader.names_images)
+    repeated = _repeated_names(items, annotations)
+    if len(unused) == len(annotations):
+        raise ValueError(_explain_no_pair(items, reader, repeated))
+    annotated_names = {comparable(annotation.key.path.name) for annotation in annotations}
     first: dict[Key, Path] = {}  # the first image of each split and name
-    for (image, key), numbers in zip(sources.images.items(), fits, strict=True):
-        used.update(numbers)
-        fitting = [annotations[number] for number in numbers]
-        can_be_missing = reader.has_background and key.path.name not in names
-        is_missing = can_be_missing and not numbers
-        if is_missing and reader.missing_is_background:
-            fitting = [Annotation(key, (image,), is_missing=True)]
-        elif not numbers:
-            reason = repeated.get(key.path.name, _UNCLEAR)
-            left_out.append(f"{image}: {_MISSING if is_missing else reason}")
+    for item, own in zip(items, of_item, strict=True):
+        is_named = comparable(item.key.path.name) in annotated_names
+        is_missing = reader.has_background and not own and not is_named
+        if own:
+            paths = tuple(chain.from_iterable(annotation.paths for annotation in own))
+            classes = tuple(chain.from_iterable(annotation.classes for annotation in own))
+            item.annotation = own[0]._replace(paths=paths, classes=classes)
+        elif is_missing and reader.missing_is_background:
+            item.annotation = Annotation(item.key, (item.image,), is_missing=True)
+        else:
+            reason = repeated.get(item.key.path.name, _UNCLEAR)
+            item.problem = f"{item.image}: {_MISSING if is_missing else reason}"
             continue
-        pair = _make_pair(image, key, fitting)
-        place = Key(pair.split or "train", pair.name)
-        if place in first:
-            left_out.append(f"{image}: {first[place]} has the same name")
-            continue
-        first[place] = image
-        pairs.append(pair)
-    pairs.sort(key=lambda pair: pair.annotation.is_missing)  # a message shows the first pair
-    if not used:
-        raise ValueError(_explain_no_pair(sources, annotations, reader, repeated, problem))
-    _set_splits_in_names(pairs)
-    for number, annotation in enumerate(annotations):
-        if number not in used:
-            left_out.append(f"{annotation.path}: no image {annotation.image_name}".rstrip())
-    return pairs, left_out
+        item.split = item.key.split or item.annotation.key.split
+        other = first.setdefault(Key(item.split or "train", item.name), item.image)
+        if other != item.image:
+            item.problem = f"{item.image}: {other} has the same name"
+    without_image = [annotations[number] for number in unused]
+    _require_no_objects(items, without_image, reader)
+    _set_splits_in_names(usable(items))
+    return [f"{each.path}: no image {each.image_name}".rstrip() for each in without_image]
 
 
-def _repeated_names(sources: Sources, annotations: Sequence[Annotation]) -> dict[str, str]:
+def _find_annotations(
+    items: Sequence[Item], annotations: Sequence[Annotation], exact: bool
+) -> tuple[list[list[Annotation]], list[int]]:
+    """Return the annotations of each item, and the indices of those that fit none for certain.
+
+    Several are certain if they show its objects, because they are alone with it in a folder, or
+    parts of a class, because their names differ only in the second * of a pattern.
+    """
+    keys = [item.key for item in items]
+    of_classes: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, annotation in enumerate(annotations):  # each class has its own usual words
+        of_classes[annotation.classes].append(number)
+    folders = Counter(key.path.parent for key in keys)
+    of_item: list[list[Annotation]] = [[] for _ in items]
+    unused = set(range(len(annotations)))
+    for classes, numbers in of_classes.items():
+        fitting: dict[int, list[int]] = defaultdict(list)
+        found = fit(keys, [annotations[number].key for number in numbers], exact)
+        for number, i in zip(numbers, found, strict=True):
+            if i is not None:
+                fitting[i].append(number)
+        for i, several in fitting.items():
+            own = {annotations[number].key for number in several}
+            folder = keys[i].path.parent
+            is_alone = folder.name and str(folder) not in SPLITS and folders[folder] == 1
+            are_in_it = all(key.path.parent == folder for key in own)
+            are_objects = is_alone and are_in_it and len(own) == len(several)
+            if len(several) == 1 or are_objects or (classes and len(own) == 1):
+                of_item[i] += [annotations[number] for number in several]
+                unused.difference_update(several)
+    return of_item, sorted(unused)
+
+
+def _require_one_mask_each(items: Sequence[Item], annotations: Sequence[Annotation]) -> None:
+    """Raise ValueError if the names of masks tell several classes for images, with the flag."""
+    masks = [(annotation.path, annotation.key) for annotation in annotations]
+    classes, image, several = by_class([item.key for item in items], masks)
+    if not classes:
+        return
+    flags = [f"{name}={shlex.quote(source)}" for name, source in classes.items()]
+    paths = join_names(list(map(str, several)))
+    raise ValueError(
+        f"{items[image].image}: {len(several)} masks fit it, {paths}; "
+        f"if each is of one class, use --masks {' '.join(flags)}; if one has all classes, give its "
+        f"folder or pattern, such as --masks {shlex.quote(next(iter(classes.values())))}"
+    )
+
+
+def _require_no_objects(
+    items: Sequence[Item], without_image: Sequence[Annotation], reader: Reader
+) -> None:
+    """Raise ValueError if objects without an image are perhaps those of a photo without any."""
+    missing = [item for item in usable(items) if item.annotation and item.annotation.is_missing]
+    for annotation in without_image if missing else ():
+        if reader.has_objects(annotation):
+            name = annotation.image_name or annotation.path
+            raise ValueError(
+                f"{missing[0].image}: would become background, but the objects of {name} have no "
+                "image; rename one of the two, or leave out --background-without-annotation"
+            )
+
+
+def _set_splits_in_names(items: Sequence[Item]) -> None:
+    """Set splits that are words of folders, such as test in `test_data`.
+
+    Without a train, test is perhaps another thing's name.
+    """
+    words = []
+    for item in items:
+        folders = item.name.split("/")[:-1]
+        words.append(next(filter(None, map(split_in, folders)), None))
+    for item, word in zip(items, words, strict=True):
+        if "train" in words:
+            item.split = item.split or word
+
+
+def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) -> dict[str, str]:
     """Return a line on each name, without folders, that several images or annotations have."""
     lines = {}
+    images = [(item.image, item.key) for item in items]
     annotated = [(annotation.path, annotation.key) for annotation in annotations]
-    for kind, files in (("images", sources.images.items()), ("annotations", annotated)):
+    for kind, files in (("images", images), ("annotations", annotated)):
         paths: dict[str, list[str]] = defaultdict(list)
         for path, key in files:
             paths[key.path.name].append(str(path))
@@ -147,86 +214,15 @@ def _repeated_names(sources: Sources, annotations: Sequence[Annotation]) -> dict
     return lines
 
 
-def _make_pair(image: Path, key: Key, fitting: Sequence[Annotation]) -> Pair:
-    """Return an image with the annotation that fits, or with several masks of its objects."""
-    first = fitting[0]
-    paths = tuple(chain.from_iterable(annotation.paths for annotation in fitting))
-    return Pair(image, first._replace(paths=paths), key.name, key.split or first.key.split)
-
-
-def _set_splits_in_names(pairs: Sequence[Pair]) -> None:
-    """Set splits that are words of folders, such as test in `test_data`.
-
-    Without a train, test is perhaps another thing's name.
-    """
-    words = []
-    for pair in pairs:
-        folders = pair.name.split("/")[:-1]
-        words.append(next(filter(None, map(split_in, folders)), None))
-    if "train" not in words:
-        return
-    for pair, word in zip(pairs, words, strict=True):
-        pair.split = pair.split or word
-
-
-def _join_classes(sources: Sources) -> tuple[Sequence[Annotation], list[str], str]:
-    """Return an annotation with all masks of an image, if each mask is of one class.
-
-    Also a line for each mask that is left out, and why masks whose names have classes are not of
-    one class each. Otherwise the annotations stay as they are.
-    """
-    annotations = sources.annotations
-    images = list(sources.images.values())
-    if len(annotations) <= len(images):
-        return annotations, [], ""
-    joined: list[Annotation] = []
-    used: set[Path] = set()
-    found = match_classes(images, [annotation.key for annotation in annotations])
-    for key, numbers_by_class in zip(images, found, strict=bool(found)):
-        paths, classes = [], []
-        for name, numbers in numbers_by_class.items():
-            for number in numbers:
-                paths.append(annotations[number].path)
-                classes.append(name)
-        if paths:
-            joined.append(Annotation(key, tuple(paths), classes=tuple(classes)))
-            used.update(paths)
-    problem = problem_of(joined)
-    if problem:
-        return annotations, [], f"; or masks of one class each, but {problem}"
-    if not joined:
-        return annotations, [], ""
-    left_out = []
-    for annotation in annotations:
-        if annotation.path not in used:
-            left_out.append(f"{annotation.path}: no image, or no class that recurs")
-    return joined, left_out, ""
-
-
-def _explain_no_pair(
-    sources: Sources,
-    annotations: Sequence[Annotation],
-    reader: Reader,
-    repeated: Mapping[str, str],
-    problem: str,
-) -> str:
+def _explain_no_pair(items: Sequence[Item], reader: Reader, repeated: Mapping[str, str]) -> str:
     """Return the reason why there is no pair, and the next step."""
-    count_images, count = len(sources.images), len(annotations)
-    there_are = f"there are {count_images} images and {count} annotations; save each"
-    if not count_images:
-        reason = f"{there_are} image as {', '.join(IMAGE_SUFFIXES)}"
-    elif not count and reader.annotations:
-        reason = "names do not tell masks from images; use folders, such as images and masks"
-    elif not count:
-        reason = f"{there_are} annotation as {', '.join(reader.suffixes)}"
-    else:
-        (image, key), annotation = next(iter(sources.images.items())), annotations[0]
-        reason = f"compare {image} with {annotation.image_name or annotation.path}; rename them"
-        reason = repeated.get(key.path.name, reason)
-        if found := format_of(annotation.path, reader.flag):
-            reason = f"{annotation.path} {found}"
+    item, annotation = items[0], reader.annotations[0]
+    reason = f"compare {item.image} with {annotation.image_name or annotation.path}; rename them"
+    reason = repeated.get(item.key.path.name, reason)
+    if found := format_of(annotation.path, reader.flag):
+        reason = f"{annotation.path} {found}"
     return (
-        f"{sources.folder}: no image fits exactly one annotation; {reason}, or give patterns whose "
-        "* are the parts to compare, such as --images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
-        + problem
+        f"{os.path.commonpath([item.image.parent for item in items])}: no image fits exactly one "
+        f"annotation; {reason}, or give patterns whose * are the parts to compare, such as "
+        "--images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
     )

@@ -23,8 +23,8 @@ from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import classes_and_palette, inner_datasets
 from mmseg_ext.images.pictures import colorize, to_picture
 from mmseg_ext.inference.objects import find_objects
-from mmseg_ext.own_dataset.check import Summary
 from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.summary import Split
 
 PREVIEW = "preview.png"  # its name in a project
 _IMAGES = 12
@@ -35,7 +35,7 @@ _TITLE, _LETTER = 28, 7  # pixels above a picture, and of a digit
 _LEGEND_COLUMNS = 6
 
 
-def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None:
+def write_preview(cfg: Config, splits: Sequence[Split], path: Path) -> None:
     """Write up to twelve images of the splits of `cfg`, each next to its labels in color.
 
     Each class is in the image with most of its pixels, rare classes first. The titles of projects
@@ -47,7 +47,7 @@ def write_preview(cfg: Config, summaries: Sequence[Summary], path: Path) -> None
     load_label = CheckedLoadAnnotations(len(meta["classes"]))
     titles, cells = [], []
     has_ignored = False
-    for title, sample in _choose(summaries):
+    for title, sample in _choose(splits):
         results = load_label.transform(load.transform({**sample, "seg_fields": []}))
         image, label = to_picture(results["img"], cfg.get("rgb_bands")), results["gt_seg_map"]
         has_ignored = has_ignored or bool((label >= len(meta["classes"])).any())
@@ -113,28 +113,25 @@ def _legend(
     return handles
 
 
-def _choose(summaries: Sequence[Summary]) -> list[tuple[str, Mapping]]:
-    """Return the title and the sample of up to twelve images, of each split as many."""
+def _choose(splits: Sequence[Split]) -> list[tuple[str, Mapping]]:
+    """Return the title and the sample of up to twelve images, of each split as many.
+
+    Those with most pixels of a class come first, rare classes before others.
+    """
     found: list[tuple[str, Mapping]] = []
-    labeled = [summary for summary in summaries if summary.pixels.any()]
+    labeled = [split for split in splits if split.pixels.any()]
     for splits_left in range(len(labeled), 0, -1):  # the training set is last, and fills the rest
-        summary = labeled[splits_left - 1]
-        of_split = []
-        for sample in _different_samples(summary)[: (_IMAGES - len(found)) // splits_left]:
-            of_split.append((f"{summary.split}: {Path(sample['img_path']).name}", sample))
-        found = of_split + found
+        split = labeled[splits_left - 1]
+        counts = np.array([item.counts[: len(split.classes)] for item in split.items])  # (N, C)
+        largest = []
+        for i in np.argsort(split.images, kind="stable"):
+            if split.images[i]:
+                largest.append(split.items[int(counts[:, i].argmax())])
+        different = {item.image: item for item in [*largest, *evenly(split.items, _IMAGES)]}
+        chosen = list(different.values())[: (_IMAGES - len(found)) // splits_left]
+        titles = [f"{split.name}: {Path(item.sample['img_path']).name}" for item in chosen]
+        found = [*zip(titles, (item.sample for item in chosen), strict=True), *found]
     return found
-
-
-def _different_samples(summary: Summary) -> list[Mapping]:
-    """Return the samples with most pixels of a class, rare classes first, then others."""
-    different: dict[str, Mapping] = {}
-    for i in sorted(summary.largest, key=lambda i: summary.images[i]):
-        _, sample = summary.largest[i]
-        different.setdefault(sample["img_path"], sample)
-    for sample in evenly(summary.samples, _IMAGES):
-        different.setdefault(sample["img_path"], sample)
-    return list(different.values())
 
 
 def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:

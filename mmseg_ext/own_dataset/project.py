@@ -1,56 +1,70 @@
 """The data of a project for your own images: pairs of images and label maps in `data/`.
 
-All pairs are read once (`conversion`), then the classes and the splits are chosen, then all files
-are written. Sources never change. A second run writes all pairs again. It keeps their splits, which
-are in `splits.json`, and the classes in `classes.json`.
+All pairs are read once, then the classes and the splits are chosen, then all files are written: an
+annotation waits as an index map, and the class of each index makes it a label map. Sources never
+change. A second run writes all pairs again. It follows `classes.csv` and `splits.json`, which the
+first run wrote.
 """
 
-import itertools
-import json
+import io
 import shlex
+import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
-from mmseg_ext.atomic_write import write_text
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import SPLITS
-from mmseg_ext.errors import LabelError, UnreadableFileError
-from mmseg_ext.own_dataset.annotations.index_map import StoredMap
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, notes_of, values_of
-from mmseg_ext.own_dataset.check import FEW_PIXELS, Summary
-from mmseg_ext.own_dataset.classes import IGNORED, follow_file, update_classes
-from mmseg_ext.own_dataset.conversion import (
-    ReadPair,
-    earlier_images,
-    find_turned,
-    image_file,
-    label_file,
-    read_pair,
-    write_pair,
+from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
+from mmseg_ext.images.files import read, read_bytes
+from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
+from mmseg_ext.own_dataset.annotations.index_map import IndexMap
+from mmseg_ext.own_dataset.annotations.reader import Reader, notes_of, values_of
+from mmseg_ext.own_dataset.classes import (
+    CLASSES_FILE,
+    IGNORED,
+    Classes,
+    choose_classes,
+    read_classes,
 )
-from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
+from mmseg_ext.own_dataset.copies import (
+    add_notes_on_copies,
+    find_item_copies,
+    small_label,
+    small_version,
+)
+from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
+from mmseg_ext.own_dataset.matching import comparable
+from mmseg_ext.own_dataset.pairs import list_items, pair
 from mmseg_ext.own_dataset.split_lists import apply_lists
-from mmseg_ext.own_dataset.splits import SplitRule, choose_splits, earlier_splits, write_splits
+from mmseg_ext.own_dataset.splits import (
+    SplitRule,
+    choose_splits,
+    earlier_splits,
+    label_file,
+    write_splits,
+)
+from mmseg_ext.own_dataset.summary import FEW_PIXELS, Split, add_notes_on_pixels
 from mmseg_ext.terminal import progress
 
-_CLASSES_FILE = "classes.json"
+UPRIGHT = 1  # EXIF's orientation
 
 
 @dataclass
 class Project:
     """The data of a project."""
 
-    labels: Mapping[str, int]  # the class of the text of each annotated value, or 255
-    colors: Mapping[int, list[int]]  # RGB, of classes that have one
-    summaries: Sequence[Summary]  # the training set first
-    left_out: Sequence[str]  # a line for each file that is not in a pair
-    example: Sequence[Path]  # an image and its masks
-    earlier: Sequence[Path] = ()  # images of pairs that only earlier runs wrote, still in the data
-    notes: Sequence[str] = ()  # what a user should know
+    items: Sequence[Item]  # the photos; those with a problem are left out
+    classes: Classes
+    splits: Sequence[Split]  # train, val and, if it has photos, test
+    notes: Notes
 
 
 def make_project(
@@ -58,222 +72,283 @@ def make_project(
     images: Path,
     reader: Reader,
     rule: SplitRule,
-    classes: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     ignored: Sequence[str] = (),
 ) -> Project:
     """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `ignored` has values, colors (#rrggbb) or names. The rule is for images whose split is
-    in no folder.
+    splits. `names` are those of the classes, and `ignored` has values, colors (#rrggbb) or names.
+    The rule is for images whose split is in no folder.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
     """
-    data = folder / "data"
-    sources = find_sources(images, reader, data)
-    pairs, left_out = pair_sources(sources, reader)
-    earlier = earlier_splits(pairs, data)
-    pairs, unlisted, list_notes = apply_lists(pairs, rule.lists, images, earlier)
-    left_out += unlisted
+    data, notes = folder / "data", Notes()
+    items = list_items(images, reader, data)
+    for line in pair(items, reader):
+        notes.add(Rank.LEFT_OUT, line)
+    earlier = earlier_splits(usable(items), data)
+    apply_lists(items, rule.lists, images, earlier, notes)
+    named = {item.split for item in usable(items)}  # by folders and lists
     with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
-        read, problems = _read_pairs(pairs, reader, Path(maps))
-        turned_notes = find_turned(read)
-        legend = _describe(reader, read, problems)
-        names, of_text, class_notes = _choose_classes(data, legend, reader, classes, ignored, read)
-        usable = _set_classes(read, legend, of_text, problems)
-        left_out += filter(None, map(problems.get, sources.images))  # in order
-        shares = _missing_shares(pairs, rule)
-        by_name, split_notes = choose_splits(usable, legend, shares, rule, earlier)
-        summaries = _summarize(usable, names, data, can_lose_objects(of_text))
-        _require_pairs(summaries, left_out)
-        write_splits(by_name, data)  # before any file, so a run that is killed keeps them
-        dead_links = _remove_dead_links(data)
-        only_earlier = _write(usable, data)
-    state = {"classes": names, "labels": of_text}
-    write_text(json.dumps(state, indent=1), data / _CLASSES_FILE)
-    write_text("".join(f"{line}\n" for line in left_out), folder / "left_out.txt")
-    return Project(
-        labels=of_text,
-        colors={of_text.get(text, IGNORED): rgb for text, rgb in legend.colors.items()},
-        summaries=summaries,
-        left_out=left_out,
-        example=(pairs[0].image, *pairs[0].annotation.paths),
-        earlier=only_earlier,
-        notes=turned_notes
-        + _note_on_photos(usable)
-        + class_notes
-        + list_notes
-        + split_notes
-        + dead_links,
-    )
+        _read_items(items, reader, Path(maps), notes)
+        classes = _find_classes(items, reader, names, ignored, data, notes)
+        copies, cameras = find_item_copies(usable(items))
+        by_name = choose_splits(usable(items), rule, named, earlier, copies, notes)
+        are_kept = rule.keeps_copies and "val" not in named
+        add_notes_on_copies(usable(items), copies, cameras, notes, are_kept)
+        splits = _split(items, classes, data)
+        # Before any file, so a run that is killed keeps them.
+        write_splits(by_name, data)
+        classes.write(data)
+        _write_items(usable(items), data, notes)
+    add_notes_on_pixels(splits, notes, classes.numbers)
+    for item in items:
+        if item.problem:
+            notes.add(Rank.LEFT_OUT, item.problem)
+    return Project(items, classes, splits, notes)
 
 
-def can_lose_objects(labels: Mapping[str, int]) -> bool:
-    """Return whether some masks can have objects of the value 255, which is ignored, beside 0."""
-    return labels.get("0") == 0 and labels.get("255") == IGNORED
+def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes) -> None:
+    """Read the image and the annotation of each item; index maps are written to `maps`.
 
+    An item that cannot be read gets a problem. Notes tell which photos look like masks, and which
+    could be turned otherwise than their annotations.
 
-def labels_of(folder: Path) -> dict[str, int]:
-    """Return the class of the text of each value of a project; nothing for another folder."""
-    file = folder / "data" / _CLASSES_FILE
-    return json.loads(file.read_text())["labels"] if file.is_file() else {}
-
-
-def _read_pairs(
-    pairs: Sequence[Pair], reader: Reader, maps: Path
-) -> tuple[list[ReadPair], dict[Path, str]]:
-    """Return the pairs that can be read, and the problem of each other image."""
-    read, problems = [], {}
-    for i, pair in enumerate(progress(pairs, "reading", len(pairs))):
+    Raises:
+        ValueError: if no item can be read.
+    """
+    items = usable(items)
+    for number, item in enumerate(progress(items, "reading", len(items))):
         try:
-            read.append(read_pair(pair, reader, maps / str(i)))
+            _read_item(item, reader, maps / str(number))
         except (LabelError, UnreadableFileError) as error:
-            problems[pair.image] = str(error)
-    if not read:
-        raise ValueError(problems[pairs[0].image])
-    return read, problems
+            item.problem = str(error)
+    if not usable(items):
+        raise ValueError(items[0].problem)
+    items = usable(items)
+    _find_turned(items, notes)
+    # Photos with as few colors as masks are masks, such as those of one class.
+    like_masks = [item for item in items if item.colors <= len(item.map.values)]
+    if 2 * len(like_masks) > len(items):
+        notes.add(
+            Rank.LABELS,
+            f"{len(like_masks)} of {len(items)} photos, such as {like_masks[0].image}, have no "
+            "more colors than their annotations; if they are masks, give only the folder of photos "
+            "to --images",
+        )
 
 
-def _describe(reader: Reader, read: Sequence[ReadPair], problems: Mapping[Path, str]) -> Legend:
-    """Return what the values mean. If there is only one, a problem or a note is a hint."""
-    maps: list[StoredMap] = [part.annotation for part in read]
-    legend = reader.describe(maps)
-    notes = notes_of(maps)
-    if len(values_of(maps)) < 2:
-        legend.hint = next(iter([*problems.values(), *notes]), legend.hint)
-    legend.notes = [*legend.notes, *notes]
-    return legend
+def _read_item(item: Item, reader: Reader, file: Path) -> None:
+    """Read the image and the annotation of an item; the index map is written to `file`.
+
+    Raises:
+        UnreadableFileError: if the image cannot be read.
+        LabelError: if the annotation cannot be read or has another size.
+    """
+    path = str(item.image)
+    pixels = read(read_bytes(path), path)
+    item.orientation = pixels.orientation
+    upright = pixels.upright().values
+    height, width, channels = upright.shape
+    is_8_bits = pixels.values.dtype in (bool, np.uint8)
+    is_photo = is_8_bits and channels - len(pixels.alpha) in (1, 3)
+    if item.orientation != UPRIGHT and not is_photo:  # Pillow cannot turn it
+        tag = item.orientation
+        raise UnreadableFileError(f"{path}: has an orientation tag ({tag}); save it upright")
+    item.size = height, width
+    item.small = small_version(upright, pixels.missing)
+    step = 1 + max(height, width) // 500  # all values of large images would take long
+    item.colors = len(np.unique(pixels.values[::step, ::step, 0]))
+    del pixels, upright  # a large image does not stay in memory while its mask is read
+    sizes = [(height, width)]
+    if item.orientation >= 5:  # the sides are exchanged; a mask can have either size
+        sizes.append((width, height))
+    if item.annotation.is_missing:
+        note = ("a photo without an annotation is all background",)
+        found = IndexMap([BACKGROUND], np.zeros(sizes[0], np.uint8), note)
+    else:
+        found = reader.read(item.annotation, sizes)
+        item.small_label = small_label(found.indices)
+    item.map = found.store(item.annotation, file)
 
 
-def _flag_for_strays(read: Sequence[ReadPair], legend: Legend) -> str:
-    """Return the flag that ignores all values of few pixels, as the end of an error."""
-    pixels: Counter[str] = Counter()
-    for part in read:
-        for value, count in zip(part.annotation.values, part.annotation.counts, strict=True):
-            pixels[legend.texts[value]] += int(count)
-    few = [text for text in legend.labels.values() if pixels[text] < FEW_PIXELS * pixels.total()]
-    return f"; to ignore all values of few pixels: --ignore {shlex.join(few)}" if few else ""
+def _find_turned(items: Sequence[Item], notes: Notes) -> None:
+    """Set `is_turned` of the items, and add a note on those whose sizes do not show it.
+
+    The size of an annotation shows it for a photo on its side. Other rotated photos, such as those
+    upside down, follow these if they agree.
+    """
+    on_side, hidden = [], []
+    for item in items:
+        item.is_turned = item.map.shape != item.size
+        if item.orientation == UPRIGHT or item.annotation.is_missing:
+            continue
+        if item.orientation >= 5 and item.size[0] != item.size[1]:
+            on_side.append(item.is_turned)
+        else:
+            hidden.append(item)
+    if on_side and all(on_side):
+        for item in hidden:
+            item.is_turned = True
+        hidden = []
+    for item in items:
+        if item.is_turned:
+            turned = declared(item.small_label, orientation=item.orientation).upright()
+            item.small_label = turned.values[..., 0]
+    if hidden and (not on_side or any(on_side)):
+        notes.add(
+            Rank.LABELS,
+            f"{len(hidden)} photos have an EXIF orientation that the sizes of their annotations do "
+            f"not show, such as {hidden[0].image}; the annotations are not turned; if they do not "
+            "fit in preview.png, remove the orientation, such as with exiftool -Orientation= FILE",
+        )
 
 
-def _choose_classes(
-    data: Path,
-    legend: Legend,
+def _find_classes(
+    items: Sequence[Item],
     reader: Reader,
     names: Sequence[str] | None,
     ignored: Sequence[str],
-    read: Sequence[ReadPair],
-) -> tuple[list[str], dict[str, int], list[str]]:
-    """Return the classes, the class of each text or 255, and notes; an earlier run's stay."""
-    file = data / _CLASSES_FILE
-    before = json.loads(file.read_text()) if file.is_file() else None
-    are_named = bool(names or legend.names or before)
-    if legend.problem and not are_named:
+    data: Path,
+    notes: Notes,
+) -> Classes:
+    """Return the classes of the values that items have, and set those of each item.
+
+    An item of only ignored pixels gets a problem.
+    """
+    read = usable(items)
+    maps = [item.map for item in read]
+    legend = reader.describe(maps)
+    about_maps = notes_of(maps)
+    if len(values_of(maps)) < 2:  # a problem or a note can tell why there is only one
+        problems = [item.problem for item in items if item.annotation and item.problem]
+        legend.hint = next(iter([*problems, *about_maps]), legend.hint)
+    is_new = read_classes(data) is None
+    if legend.problem and is_new and not (names or legend.names):
         raise ValueError(legend.problem)
-    ignored = list(ignored)
-    for text in reader.ignored:
-        if text in legend.labels.values():
-            ignored.append(text)
-    labels, listed, given = legend.labels, legend.names, names
-    if listed:
-        known = before["labels"] if before else ()
-        labels, given, ignored = follow_file(labels, listed, known, names, ignored)
-    elif not names and before is None:
-        given = reader.class_names
     try:
-        found, of_text, notes = update_classes(before, labels, given, ignored, listed)
+        classes = choose_classes(legend, reader, names, ignored, data, notes)
     except ValueError as error:
-        where = "" if before is None else f"{data.parent}: "
+        pixels: Counter[str] = Counter()
+        for item in read:
+            for value, count in zip(item.map.values, item.map.counts, strict=True):
+                pixels[legend.texts[value]] += int(count)
+        least = FEW_PIXELS * pixels.total()
+        few = [text for text in legend.labels.values() if pixels[text] < least]
+        where = "" if is_new else f"{data.parent}: "
         hint = f"; {legend.hint}" if legend.hint else ""
-        strays = _flag_for_strays(read, legend)
+        strays = f"; to ignore all values of few pixels: --ignore {shlex.join(few)}" if few else ""
         raise ValueError(f"{where}{error}{hint}{strays}") from None
-    notes = [*notes, *legend.notes]
+    for text in [*legend.notes, *about_maps]:
+        notes.add(Rank.LABELS, text)
     if legend.hint and not names:
-        notes.append(legend.hint)
-    return found, of_text, notes
+        notes.add(Rank.LABELS, legend.hint)
+    alike: dict[str, list[str]] = {}
+    for name in classes.names:
+        alike.setdefault(" ".join(comparable(name).split()), []).append(repr(name))
+    for same in alike.values():
+        if len(same) > 1:
+            text = f"the classes {join_names(same)} differ only in case or spaces; if they are one"
+            notes.add(Rank.LABELS, f"{text}, give them one name in {data / CLASSES_FILE}")
+    for item in read:
+        texts = [legend.texts[value] for value in item.map.values]
+        item.texts = frozenset(texts)
+        item.classes = np.array([classes.numbers[text] for text in texts], np.uint8)
+        item.counts = np.zeros(IGNORED + 1, int)
+        np.add.at(item.counts, item.classes, item.map.counts)
+        if item.counts[IGNORED] == item.counts.sum():
+            item.problem = f"{item.annotation.path}: all its pixels are ignored"
+    return classes
 
 
-def _set_classes(
-    read: Sequence[ReadPair],
-    legend: Legend,
-    of_text: Mapping[str, int],
-    problems: dict[Path, str],
-) -> list[ReadPair]:
-    """Set the classes of pairs; return the pairs, without those that are a problem: all ignored."""
-    usable = []
-    for part in read:
-        of_index = [of_text[legend.texts[value]] for value in part.annotation.values]
-        part.classes = np.array(of_index, np.uint8)
-        counts = part.count_classes()
-        if counts[IGNORED] == counts.sum():
-            path = part.pair.annotation.path
-            problems[part.pair.image] = f"{path}: all its pixels are ignored"
-        else:
-            usable.append(part)
-    return usable
+def _split(items: Sequence[Item], classes: Classes, data: Path) -> list[Split]:
+    """Return train, val and, if it has items, test; set the items' files in a project's data.
 
-
-def _note_on_photos(usable: Sequence[ReadPair]) -> list[str]:
-    """Return a note if most photos have as few colors as masks, such as those of one class."""
-    found = [part for part in usable if part.colors <= len(part.annotation.values)]
-    if 2 * len(found) <= len(usable):
-        return []
-    return [
-        f"{len(found)} of {len(usable)} photos, such as {found[0].pair.image}, have no more colors "
-        "than their annotations; if they are masks, give only the folder of photos to --images"
-    ]
-
-
-def _missing_shares(pairs: Sequence[Pair], rule: SplitRule) -> dict[str, float]:
-    """Return the shares of the splits that are to be chosen, because no folder names them."""
-    given = {pair.split for pair in pairs}
-    shares = {}
-    for split, share in (("test", rule.test_share), ("val", rule.val_share)):
-        if share and split not in given:
-            shares[split] = share
-    return shares
-
-
-def _summarize(
-    usable: Sequence[ReadPair], classes: Sequence[str], data: Path, can_lose: bool
-) -> list[Summary]:
-    """Return the summaries of train, val and, if it has pairs, test."""
-    summaries = {split: Summary(split, tuple(classes)) for split in SPLITS}
-    for part in usable:
-        split = str(part.pair.split)
-        image, label = image_file(data, part.pair), label_file(data, split, part.pair.name)
-        sample = {"img_path": str(image), "seg_map_path": str(label)}
-        summaries[split].add(sample, part.size[::-1], part.count_classes(), part.small)
-        if not can_lose:
-            summaries[split].halves.clear()
-    if not summaries["test"].pairs:
-        del summaries["test"]
-    return list(summaries.values())
-
-
-def _require_pairs(summaries: Sequence[Summary], left_out: Sequence[str]) -> None:
-    for summary in summaries:
-        if not summary.pairs:
-            needed = (
-                "a project needs at least two pairs or groups, and a folder train if val has one"
+    Raises:
+        ValueError: if train or val has no item.
+    """
+    splits = []
+    for name in SPLITS:
+        own = [item for item in usable(items) if item.split == name]
+        if not own and name != "test":
+            problems = [item.problem for item in items if item.problem]
+            needed = "a project needs at least two pairs or groups, and a folder train if val has"
+            raise ValueError(
+                "; ".join([f"{name}: no pair is usable; {needed} one", *problems[-1:]])
             )
-            reason = "; ".join([needed, *left_out[-1:]])
-            raise ValueError(f"{summary.split}: no pair is usable; {reason}")
+        for item in own:
+            image = data / f"images/{name}/{item.name}{item.image.suffix}"
+            label = label_file(data, name, item.name)
+            item.sample = {"img_path": str(image), "seg_map_path": str(label)}
+        if own:
+            splits.append(Split(name, classes.names, own))
+    return splits
 
 
-def _remove_dead_links(data: Path) -> list[str]:
-    """Remove links of earlier runs to photos that are gone, and return a note."""
+def _write_items(items: Sequence[Item], data: Path, notes: Notes) -> None:
+    """Write the images and label maps to their splits.
+
+    Images with an item's name are replaced; they can be of another photo. Pairs that only earlier
+    runs wrote stay, and links to photos that are gone are removed, both with a note.
+    """
     gone = sorted(link for link in data.glob("images/**/*") if not link.exists())
     for link in gone:
         link.unlink()
-    if not gone:
-        return []
-    return [f"{len(gone)} links to photos that are gone are removed, such as {gone[0]}"]
+    if gone:
+        text = f"{len(gone)} links to photos that are gone are removed, such as {gone[0]}"
+        notes.add(Rank.HINT, text)
+    earlier = defaultdict(list)  # by their paths without suffixes
+    for path in data.glob("images/**/*"):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            earlier[path.with_suffix("")].append(path)
+    targets = {Path(item.sample["img_path"]).with_suffix("") for item in items}
+    for item in items:  # an edit of the splits can move it
+        for split in SPLITS:
+            other = data / f"images/{split}/{item.name}"
+            if other in targets:
+                continue
+            for path in earlier.get(other, ()):
+                is_copy = item.orientation != UPRIGHT and not path.is_symlink()
+                if is_copy or path.resolve() == item.image.resolve():
+                    path.unlink()
+                    label_file(data, split, item.name).unlink(missing_ok=True)
+                    del earlier[other]
+                    break
+    for item in progress(items, "writing", len(items)):
+        image, label_path = Path(item.sample["img_path"]), Path(item.sample["seg_map_path"])
+        for path in earlier.pop(image.with_suffix(""), ()):
+            path.unlink()
+        _write_image(item, image)
+        label = item.classes[item.map.load()]  # (H, W)
+        if item.is_turned:
+            label = declared(label, orientation=item.orientation).upright().values[..., 0]
+        with atomic_write(label_path) as file:
+            Image.fromarray(label).save(file, "PNG")
+    left = sorted(path for paths in earlier.values() for path in paths)
+    if left:
+        notes.add(
+            Rank.SCORE,
+            f"training also uses {len(left)} pairs of earlier runs, such as {left[0]}; if it "
+            "should not, delete these files and their label maps",
+        )
 
 
-def _write(usable: Sequence[ReadPair], data: Path) -> list[Path]:
-    """Write the images and label maps to their splits; return images of only earlier runs."""
-    earlier = earlier_images(data)
-    for part in progress(usable, "writing", len(usable)):
-        write_pair(part, data, earlier)
-    return sorted(itertools.chain.from_iterable(earlier.values()))
+def _write_image(item: Item, target: Path) -> None:
+    """Link to the image of an item; write it upright if it is not."""
+    if item.orientation != UPRIGHT:  # `image_demo` shows photos to the trained model upright
+        with any_size():  # not by its path, with which Pillow mixes the rows of some TIFFs
+            image = Image.open(io.BytesIO(item.image.read_bytes()))
+        with image, atomic_write(target) as file:
+            # The best quality: `image_demo` reads the original.
+            options: Any = {"quality": 100, "subsampling": 0}
+            if image.format == "WEBP":
+                options = {"lossless": True}
+            ImageOps.exif_transpose(image).save(file, image.format, **options)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.symlink_to(item.image.resolve())
+    except OSError:  # a file system without links
+        shutil.copyfile(item.image, target)

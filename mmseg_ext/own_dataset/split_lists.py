@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.files import read_bytes
-from mmseg_ext.own_dataset.matching import SPLIT_WORD, key_of
-from mmseg_ext.own_dataset.pairs import Pair
+from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
+from mmseg_ext.own_dataset.matching import SPLIT_WORD, comparable, key_of, same_name
 
 
 def _lists_of_voc(images: Path) -> dict[str, Path]:
@@ -24,22 +24,27 @@ def _lists_of_voc(images: Path) -> dict[str, Path]:
 
 
 def apply_lists(
-    pairs: Sequence[Pair], given: Mapping[str, Path], folder: Path, earlier: Mapping[str, str]
-) -> tuple[list[Pair], list[str], list[str]]:
-    """Set the splits of listed pairs; return the pairs to use, a line for each other, and notes.
+    items: Sequence[Item],
+    given: Mapping[str, Path],
+    folder: Path,
+    earlier: Mapping[str, str],
+    notes: Notes,
+) -> None:
+    """Set the splits of listed items; others get a problem if there is a list for train.
 
-    The lists are those of VOC's layout around `folder`, if none are given. If there is one for
-    train, pairs in no list are perhaps a test set, and not used. Splits of `earlier` runs stay.
+    The lists are those of VOC's layout around `folder`, if none are given. Items in no list of
+    several are perhaps a test set. Splits of `earlier` runs stay.
 
     Raises:
         UnreadableFileError: if a list cannot be read.
-        ValueError: if one has an image of another one, or a given one fits no pair.
+        ValueError: if one has an image of another one, or a given one fits no item.
     """
     lists = given or _lists_of_voc(folder)
-    by_name: dict[str, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        by_name[_parts(pair.image)[-1]].append(pair)
-    notes, used, left_out, kept = [], [], [], []
+    items = usable(items)
+    by_name: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_name[comparable(_parts(item.image)[-1])].append(item)
+    kept = []
     for split, file in lists.items():
         listed, unknown = [], []
         text = read_bytes(str(file)).decode("utf-8-sig", "replace")
@@ -53,32 +58,32 @@ def apply_lists(
         if unknown:
             note += f"; {len(unknown)} names fit no image or several, such as {join_names(unknown)}"
         if given and not listed:
-            raise ValueError(f"{note}; write a name per line, such as {pairs[0].image.stem}")
-        notes.append(note)
-        for pair in listed:
-            if pair.list_file not in (None, file):
-                raise ValueError(f"{file}: {pair.image.name} is also in {pair.list_file}; drop one")
-            pair.split, pair.list_file = earlier.get(pair.name, split), file
-            if pair.split != split:
-                kept.append(pair.name)
-    has_train = any(pair.list_file == lists.get("train", "") for pair in pairs)
-    for pair in pairs:
-        if pair.list_file or not has_train:
-            used.append(pair)
-        else:
-            left_out.append(f"{pair.image}: is in no list of a split")
+            raise ValueError(f"{note}; write a name per line, such as {items[0].image.stem}")
+        notes.add(Rank.HINT, note)
+        for item in listed:
+            if item.list_file not in (None, file):
+                raise ValueError(f"{file}: {item.image.name} is also in {item.list_file}; drop one")
+            item.split, item.list_file = earlier.get(item.name, split), file
+            if item.split != split:
+                kept.append(item.name)
+    if any(item.list_file == lists.get("train", "") for item in items):
+        for item in items:
+            if not item.list_file:
+                item.problem = f"{item.image}: is in no list of a split"
     if kept:
-        notes.append(f"{len(kept)} images stay in the split of an earlier run: {join_names(kept)}")
-    return used, left_out, notes
+        text = f"{len(kept)} images stay in the split of an earlier run: {join_names(kept)}"
+        notes.add(Rank.HINT, text)
 
 
-def _find(line: str, by_name: Mapping[str, Sequence[Pair]]) -> Sequence[Pair]:
-    """Return the pairs with the name in a line; if there are several, those in its folders."""
+def _find(line: str, by_name: Mapping[str, Sequence[Item]]) -> Sequence[Item]:
+    """Return the items with the name in a line; if there are several, those in its folders."""
     for text in (line, line.split()[0]):  # "my photo.jpg", or "a.jpg a.png"
         path = _parts(Path(text.replace("\\", "/")))
-        found = by_name.get(path[-1], ())
-        if len(found) > 1:
-            found = [pair for pair in found if _parts(pair.image)[-len(path) :] == path]
+        found = by_name.get(comparable(path[-1]), ())
+        if len(found) > 1:  # those in its folders; of these perhaps only one in the same case
+            ends = {item.image: "/".join(_parts(item.image)[-len(path) :]) for item in found}
+            end = same_name("/".join(path), list(ends.values()))
+            found = [item for item in found if ends[item.image] == end]
         if found:
             return found
     return []

@@ -14,6 +14,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,20 +22,19 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
-from mmseg_ext.errors import join_names
-from mmseg_ext.own_dataset.annotations.reader import Legend
-from mmseg_ext.own_dataset.conversion import ReadPair, label_file
-from mmseg_ext.own_dataset.copies import find_copies
-from mmseg_ext.own_dataset.pairs import Pair
+from mmseg_ext.own_dataset.copies import Link
+from mmseg_ext.own_dataset.item import Item, Notes, Rank
+from mmseg_ext.own_dataset.matching import comparable, same_name
 
 _SPLITS_FILE = "splits.json"
+_FOLD_TEXT = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5
 _FOLD = "/fold"  # in this file; no image has this name
-_COUNTED = re.compile(r"(.+?)([ _.(-]+)\d{1,2}\)?")  # foot_1, foot (12)
+_COUNTED = re.compile(r"(.+?)([ _.(-]+)\d+\)?")  # foot_1, foot (12), scene3_0001
+_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")  # seq/frame_0012_left, by its last number
+_YEAR = re.compile(r"(19|20)\d\d")
 _ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
 # Of frames that follow one another, half are more alike than all but 5 % of different folders'.
-_LEAST_NEIGHBORS, _FAR = 10, 95
-
-Link = tuple[int, Sequence[int]]  # the number of an image, and those of others that stay with it
+_LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR = 10, 0.5, 95
 
 
 @dataclass(frozen=True)
@@ -43,76 +43,94 @@ class SplitRule:
 
     val_share: float = 0.2
     test_share: float = 0
-    group: str = ""  # a pattern; see `find_groups`
+    group: str = ""  # a pattern or a number; see `find_groups`
+    keeps_copies: bool = True  # in one split
     fold: str = ""  # 2/5: the second of five parts is the validation set
     lists: Mapping[str, Path] = field(default_factory=dict)  # files with the names of a split
 
+    def __post_init__(self):
+        val, test, fold = self.val_share, self.test_share, _FOLD_TEXT.fullmatch(self.fold)
+        if not 0 < val < 1:
+            raise ValueError(f"--val {val}: must be between 0 and 1")
+        if not 0 <= test < 1 - val:
+            raise ValueError(f"--test {test}: must be at least 0 and below {1 - val}")
+        if self.fold and (not fold or not 1 <= int(fold[1]) <= int(fold[2]) or int(fold[2]) < 2):
+            text = f"--fold {self.fold}: write the part and the number of parts, as 2/5"
+            raise ValueError(text)
+        for name in self.lists:
+            if name not in SPLITS:
+                raise ValueError(f"--split {name}: write {'=FILE, '.join(SPLITS)}=FILE")
+
 
 def choose_splits(
-    read: Sequence[ReadPair],
-    legend: Legend,
-    shares: dict[str, float],
+    items: Sequence[Item],
     rule: SplitRule,
+    named: Collection[str | None],
     earlier: Mapping[str, str],
-) -> tuple[dict[str, str], list[str]]:
+    copies: Sequence[Link],
+    notes: Notes,
+) -> dict[str, str]:
     """Set the splits that no folder and no list names; the `earlier` choices stay.
 
-    Return what further runs need, the splits by name and the fold, and notes.
-
-    `shares` are of splits without a folder or a list. If there are any, the train that these name
-    is divided.
+    `named` are the splits that folders and lists name. If val is not among them, the train that
+    they name is divided. Return what further runs need: the splits by name, and the fold.
 
     Raises:
-        ValueError: if there is no split to choose, but a pattern or a fold, or if an earlier run
-            had another fold; see also `find_groups`.
+        ValueError: if a group is in several splits that folders or lists name, if there is no
+            split to choose, but a fold, or if an earlier run had another fold; see `find_groups`.
     """
+    shares = {}
+    for split, share in (("test", rule.test_share), ("val", rule.val_share)):
+        if share and split not in named:
+            shares[split] = share
     divided = (None, "train") if shares else (None,)
-    pool = [part for part in read if part.pair.split in divided]
-    given = [part for part in read if part.pair.split not in divided]
+    pool = [item for item in items if item.split in divided]
     fold = _fold(rule, earlier)
-    if fold and "val" not in shares:
-        raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
-    if rule.group and not pool:
-        raise ValueError(f"--group {rule.group}: the folders or lists train and val are the splits")
-    names, labels, small = [], {}, []
-    for part in pool:
-        names.append(part.pair.name)
-        labels[part.pair.name] = set(map(legend.texts.__getitem__, part.annotation.values))
-        small.append(part.small)
     if fold:
+        if "val" not in shares:
+            raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
         shares["val"] = 1 / int(fold.partition("/")[2])
-    copies = list(find_copies(small))
-    links, most = list(copies), (1 - sum(shares.values())) * len(pool)
+
+    # What stays together: groups by names, and copies of a photo, unless these are most photos.
+    names = [item.name for item in pool]
+    every = [item.name for item in items]
+    links, most = [], (1 - sum(shares.values())) * len(pool)
+    place = {id(item): i for i, item in enumerate(pool)}
     if rule.group:
-        links += find_groups(names, rule.group)
         most = len(pool)
+        for _, numbers in find_groups(every, rule.group):
+            own = [items[i] for i in numbers]
+            given = {str(item.split) for item in own if id(item) not in place}
+            in_pool = [place[id(item)] for item in own if id(item) in place]
+            if len(given) + bool(in_pool) > 1:
+                splits = " and ".join(sorted({item.split or "train" for item in own}))
+                raise ValueError(
+                    f"--group {rule.group}: {own[0].name} and {own[-1].name} are one group, but "
+                    f"folders or lists put them in {splits}; put the files of all splits into one "
+                    "folder"
+                )
+            links += [(in_pool[0], in_pool)] if in_pool else []
+    for i, others in copies if rule.keeps_copies else ():
+        own = [place[id(items[n])] for n in (i, *others) if id(items[n]) in place]
+        if len(own) > 1:
+            links.append((own[0], own))
     groups = _groups(names, links, most)
+
+    labels = {item.name: set(item.texts) for item in pool}
     if fold:
         chosen = choose_fold(names, labels, shares.get("test", 0), earlier, groups, fold)
     else:
         chosen = choose(names, labels, shares, earlier, groups)
-    for part in pool:
-        part.pair.split = chosen[part.pair.name]
+    for item in pool:
+        item.split = chosen[item.name]
     by_name = {**earlier, **chosen}
-    for part in read:
-        if part.pair.list_file:
-            by_name[part.pair.name] = str(part.pair.split)
+    by_name.update((item.name, str(item.split)) for item in items if item.list_file)
     if fold:
         by_name[_FOLD] = fold
-    notes = []
-    copy_of = {other: i for i, others in copies for other in others if names[other] in groups}
-    if copy_of:
-        other, first = next(iter(copy_of.items()))
-        notes.append(
-            f"{len(copy_of)} of {len(pool)} images are copies of another one, also flipped or "
-            f"turned, or nearly as alike, such as {pool[other].pair.image} of "
-            f"{pool[first].pair.image}; these are kept in one split"
-        )
-    if not rule.group:
-        notes += _note_on_names(names, connect(len(names), copies))
-        notes += _note_on_videos(names, small)
-    notes += _note_on_given_splits(given)
-    return by_name, notes
+
+    fixed = {split for split in named if split not in divided}
+    _note_on_names(items, connect(len(items), copies), fixed, notes)
+    return by_name
 
 
 def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
@@ -141,17 +159,134 @@ def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[st
     return groups
 
 
-def earlier_splits(pairs: Sequence[Pair], data: Path) -> dict[str, str]:
+def label_file(data: Path, split: str, name: str) -> Path:
+    """Return where the label map of an item is in a project's data."""
+    return data / f"annotations/{split}/{name}.png"
+
+
+def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
     """Return the splits that earlier runs chose, and their fold."""
     file = data / _SPLITS_FILE
-    if file.is_file():
-        return json.loads(file.read_text())
     found = {}
-    for pair in pairs:  # a version without the file wrote label maps, too
+    if file.is_file():
+        known = json.loads(file.read_text())
+        for item in items:  # a copy on another system can have the name in another form
+            name = same_name(item.name, known)
+            if name in known:
+                found[item.name] = known[name]
+        return known | found
+    for item in items:  # a version without the file wrote label maps, too
         for split in reversed(SPLITS):  # the first one counts
-            if label_file(data, split, pair.name).is_file():
-                found[pair.name] = split
+            if label_file(data, split, item.name).is_file():
+                found[item.name] = split
     return found
+
+
+def _note_on_names(
+    items: Sequence[Item], copies: np.ndarray, fixed: Collection[str | None], notes: Notes
+) -> None:
+    """Add a note if parts of one thing are in several splits, whatever chose these.
+
+    Such as x_1 and x_2, photos in the folder clip3, and frames that follow one another. `copies`
+    are groups of items that are not counted. `fixed` are splits of folders and lists.
+    """
+    names = [item.name for item in items]
+    todo = "keep them in one split with "
+    if fixed:
+        todo = "the score will be too high: put the files of all splits into one folder, and add "
+
+    def divided(own: Sequence[int]) -> bool:
+        return len({items[i].split for i in own}) > 1
+
+    by_stem = _names_by_stem(names)
+    by_folder: dict[str, list[int]] = defaultdict(list)
+    for i, name in enumerate(names):
+        by_folder[name.rpartition("/")[0]].append(i)
+    for groups, separator in ((by_stem, ""), (by_folder, "/")):
+        several = {}
+        for key, own in groups.items():
+            # Else numbers begin anew in each split, or all are copies.
+            if len({names[i] for i in own}) == len(own) and len(set(copies[own])) > 1:
+                several[key] = own
+        if not _are_alike(items, list(several.values())):
+            # Without a look at the photos only the name tells that it is one thing.
+            several = {key: own for key, own in several.items() if _is_thing(key, own, names)}
+        found = [key for key, own in several.items() if divided(own)]
+        if len(several) < 2 or not found:
+            continue
+        examples = {str(items[i].split): names[i] for i in reversed(several[found[0]])}
+        if separator:
+            flag = _find_flag(names, groups, found[0], separator)
+            text = f"photos of {len(found)} of {len(several)} folders"
+        else:
+            flag = _flag_for(names, groups, found[0])
+            text = f"{len(found)} of {len(several)} names that recur with a number"
+        notes.add(
+            Rank.SCORE,
+            f"{text} are in several splits, such as "
+            f"{' and '.join(f'{split}/{name}' for split, name in sorted(examples.items()))}; if "
+            f"these show the same thing, {todo}{flag}",
+        )
+        return
+
+    # Frames of one video: neighbors by number are alike.
+    neighbors = []
+    every = _series(names)
+    for series in every:
+        if len({names[i] for i in series}) == len(series):  # else they begin anew in each split
+            neighbors += pairwise(series)
+    apart = [pair for pair in neighbors if divided(pair) and len(set(copies[[*pair]])) > 1]
+    tested = {i for pair in apart for i in pair if items[i].split != "train"}
+    count = sum(item.split != "train" for item in items)
+    if 4 * len(tested) > count and _are_alike(items, every):
+        length = max(10, round(len(items) / 20))
+        first, second = (f"{items[i].split}/{names[i]}" for i in apart[0])
+        notes.add(
+            Rank.SCORE,
+            f"{len(apart)} photos are in another split than the one before, such as {first} and "
+            f"{second}, and look like frames of a video; if they are, {todo}--group {length}, "
+            f"which keeps {length} numbers in a row together",
+        )
+
+
+def _are_alike(items: Sequence[Item], groups: Sequence[Sequence[int]]) -> bool:
+    """Return whether neighbors in groups are alike, as frames of videos and slices of scans."""
+    near, far = [], []  # how alike neighbors are, and images that are far from each other
+    every = [i for own in groups for i in own]
+    group_of = {i: number for number, own in enumerate(groups) for i in own}
+    for own in groups:
+        for i, other in pairwise(own):
+            near.append(np.sum(items[i].small[0] * items[other].small[0]))
+    for place, i in enumerate(every):
+        other = every[place - len(every) // 2]
+        if len(groups) == 1 or group_of[i] != group_of[other]:
+            far.append(np.sum(items[i].small[0] * items[other].small[0]))
+    if len(near) < _LEAST_NEIGHBORS or not far:
+        return False
+    return bool(np.median(near) >= max(_LEAST_ALIKE, np.percentile(far, _FAR)))
+
+
+def _is_thing(key: str, own: Sequence[int], names: Sequence[str]) -> bool:
+    """Return whether a stem or a folder seems to name one thing, such as scene4, and no kind.
+
+    A year, as in 2007_000032, is none. Numbers of one or two digits count parts of anything.
+    """
+    name = key.rpartition("/")[2]
+    if any(names[i].startswith(f"{key}/") for i in own):  # a folder
+        return any(map(str.isdigit, name)) and not _YEAR.fullmatch(name)
+    rests = [_ROBOFLOW.sub("", names[i]).removeprefix(key) for i in own]
+    if max(map(len, re.findall(r"\d+", " ".join(rests))), default=0) <= 2:
+        return True
+    return any(map(str.isdigit, name)) and not _YEAR.fullmatch(name)
+
+
+def _series(names: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of names that differ only by their last number, in its order."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for i, name in enumerate(names):
+        if fit := _NUMBERED.fullmatch(name):
+            found[f"{fit[1]}*{fit[3]}"].append((int(fit[2]), i))
+    return [[i for _, i in sorted(own)] for own in found.values() if len(own) > 1]
 
 
 def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
@@ -166,58 +301,6 @@ def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
     for i, (name, fit) in enumerate(zip(plain, found, strict=True)):
         by_stem[fit[1] if fit and name not in stems else name].append(i)
     return by_stem
-
-
-def _note_on_names(names: Sequence[str], copies: np.ndarray) -> list[str]:
-    """Return a note if names recur with numbers, as x, x_1 and x_2, that are not all copies."""
-    by_stem = _names_by_stem(names)
-    several = [stem for stem, own in by_stem.items() if len(set(copies[own])) > 1]
-    if len(several) < 2:
-        return []
-    examples = [names[i] for i in by_stem[several[0]]]
-    return [
-        f"{len(several)} names recur with a number, such as {join_names(examples, 3)}; if these "
-        f"show the same thing, keep them in one split with {_flag_for(names, by_stem, several[0])}"
-    ]
-
-
-def _note_on_given_splits(given: Sequence[ReadPair]) -> list[str]:
-    """Return a note if names that recur with numbers are in several folders or lists of splits."""
-    names = [part.pair.name for part in given]
-    by_stem = _names_by_stem(names)
-    divided = []
-    for stem, own in by_stem.items():
-        is_numbered_once = len({names[i] for i in own}) == len(own)  # not anew in each split
-        if is_numbered_once and len({given[i].pair.split for i in own}) > 1:
-            divided.append(stem)
-    if len(divided) < 2:
-        return []
-    examples = [f"{given[i].pair.split}/{names[i]}" for i in by_stem[divided[0]]]
-    return [
-        f"{len(divided)} names recur with a number in several splits, such as "
-        f"{join_names(examples, 3)}; if these show the same thing, the score will be too high: put "
-        f"the files of all splits into one folder, and add {_flag_for(names, by_stem, divided[0])}"
-    ]
-
-
-def _note_on_videos(names: Sequence[str], small: Sequence[np.ndarray]) -> list[str]:
-    """Return a note if neighbors in folders are alike, as frames of videos and slices of scans."""
-    folder = [name.rpartition("/")[0] for name in names]
-    folders: dict[str, list[int]] = defaultdict(list)
-    near, far = [], []  # how alike neighbors are, and images of different folders
-    for i in range(len(names)):
-        other = i - len(names) // 2
-        folders[folder[i]].append(i)
-        if i and folder[i] == folder[i - 1]:
-            near.append(np.sum(small[i][0] * small[i - 1][0]))
-        if folder[i] != folder[other]:
-            far.append(np.sum(small[i][0] * small[other][0]))
-    if len(near) < _LEAST_NEIGHBORS or not far or np.median(near) < np.percentile(far, _FAR):
-        return []
-    return [
-        f"photos in {len(folders)} folders look like frames of videos; if they are, keep each "
-        f"folder in one split with {_find_flag(names, folders, folder[0], '/')}"
-    ]
 
 
 def _flag_for(names: Sequence[str], by_stem: Mapping[str, Sequence[int]], stem: str) -> str:
@@ -388,23 +471,36 @@ def _pick(units: Sequence[_Unit], count: int, most: int, reached: set[str]) -> l
 def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
     """Yield the numbers of names that have the same text for the * of `pattern`, as `find_copies`.
 
-    It ends at the first place with the text after *: `scene*_` finds 4 in `scene4_1_left`.
+    It ends at the first place with the text after *: `scene*_` finds 4 in `scene4_1_left`. For a
+    number such as 20 these are names that differ only by their last number, in rows of 20.
 
     Raises:
         ValueError: if the pattern has not one *, fits no name, or the same part of all names.
     """
-    start, star, end = pattern.partition("*")
-    if not star or "*" in end:
-        raise ValueError(f"--group {pattern}: write one * for the part that names share")
-    shared = "(.+?)" if end else "(.+)"
-    expression = re.compile(re.escape(start) + shared + re.escape(end))  # scene(.+?)_
     parts: dict[str, list[int]] = defaultdict(list)
-    for i, name in enumerate(names):
-        if fit := expression.search(name):
-            parts[fit[1]].append(i)
-    for i, name in enumerate(names):  # scene4 without the _ that follows in scene4_1
-        if name.startswith(start) and name.removeprefix(start) in parts:
-            parts[name.removeprefix(start)].append(i)
+    if pattern.isdigit() and int(pattern):
+        for series in _series(names):
+            numbers = [int(re.findall(r"\d+", names[i])[-1]) for i in series]
+            step = max(1, int(np.median(np.diff(numbers))))  # a video can have every tenth frame
+            for i, number in zip(series, numbers, strict=True):
+                parts[f"{series[0]}: {number // (step * int(pattern))}"].append(i)
+    else:
+        start, star, end = pattern.partition("*")
+        if not star or "*" in end:
+            raise ValueError(
+                f"--group {pattern}: write one * for the part that names share, or a number of "
+                "frames in a row"
+            )
+        shared = "(.+?)" if end else "(.+)"
+        start, end = comparable(start), comparable(end)
+        compared = list(map(comparable, names))
+        expression = re.compile(re.escape(start) + shared + re.escape(end))  # scene(.+?)_
+        for i, name in enumerate(compared):
+            if fit := expression.search(name):
+                parts[fit[1]].append(i)
+        for i, name in enumerate(compared):  # scene4 without the _ that follows in scene4_1
+            if name.startswith(start) and name.removeprefix(start) in parts:
+                parts[name.removeprefix(start)].append(i)
     if not parts:
         raise ValueError(f"--group {pattern}: fits no name, such as {names[0]!r}")
     for part, numbers in parts.items():

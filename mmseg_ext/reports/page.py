@@ -4,6 +4,9 @@ Pictures are data URIs, curves are SVG, and the page's own policy forbids script
 Colors follow the reader's light or dark setting.
 """
 
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +14,9 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from mmseg_ext.atomic_write import write_text
 from mmseg_ext.reports.curves import COLORS, curves_svg
+from mmseg_ext.reports.groups import group_runs
 from mmseg_ext.reports.run_data import Results, Run, read_run
 from mmseg_ext.reports.scores import COLUMNS, Table, mean_and_deviation, score_table
 
@@ -20,6 +25,47 @@ _PAIRS = 10  # of classes that are confused most
 # LaTeX writes box_1 as box\_1.
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def report(
+    work_dirs: Sequence[str | Path],
+    out: str | Path | None = None,
+    csv: bool = False,
+    latex: bool = False,
+    evaluate: bool = False,
+) -> tuple[list[Run], list[Path]]:
+    """Write what one or several runs recorded on one HTML page; return the runs and the files.
+
+    Args:
+        out: the page; by default `report.html` in the first of `work_dirs`.
+        csv: also write the scores, in percent, next to the page.
+        latex: also write them as a `.tex` file of tables of booktabs.
+        evaluate: first test the best checkpoint of each run, in another process.
+
+    Raises:
+        ValueError: for a folder without a run, damaged results, or a test that fails.
+    """
+    for work_dir in map(Path, work_dirs if evaluate else ()):
+        run = read_run(work_dir)
+        if run.config_file is None or run.checkpoint is None:
+            raise ValueError(
+                f"{work_dir}: evaluating needs a config (*.py) and a checkpoint (*.pth); pass the "
+                "folder of a training, or leave out --evaluate"
+            )
+        words = [str(run.config_file), str(run.checkpoint), "--work-dir", str(work_dir)]
+        # Another process, so that a config that fails or a full memory does not end this one.
+        if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
+            command = shlex.join(["mmseg-ext", "test", *words])
+            raise ValueError(f"{work_dir}: the test failed; run: {command}")
+    runs = read_runs([Path(work_dir) for work_dir in work_dirs])
+    file = Path(out) if out else Path(work_dirs[0], "report.html")
+    written = {file: page(runs)}
+    for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
+        if is_wanted:
+            written[file.with_suffix(suffix)] = scores_text(runs, suffix)
+    for path, text in written.items():
+        write_text(text, path)
+    return runs, list(written)
 
 
 def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
@@ -50,10 +96,56 @@ def template(name: str, folder: Path = Path(__file__).parent):
 
 
 def scores_text(runs: Sequence[Run], suffix: str) -> str:
-    """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation."""
-    tables = _score_tables(runs)
-    summary = mean_and_deviation(list(tables.values()))
-    return template(f"scores{suffix}.j2").render(columns=COLUMNS, tables=tables, summary=summary)
+    """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation of groups."""
+    return template(f"scores{suffix}.j2").render(
+        columns=COLUMNS,
+        tables=_score_tables(runs),
+        summaries=_summaries(runs),
+        overview=overview(runs),
+    )
+
+
+def _summaries(runs: Sequence[Run]) -> dict[str, tuple[Table, Table, Results | None]]:
+    """Return mean, deviation and results of one run of each group of repetitions, by its title."""
+    groups = group_runs([run for run in runs if run.results is not None])
+    found = {}
+    for group in groups:
+        summary = mean_and_deviation([*_score_tables(group).values()])
+        if summary is not None:
+            title = f"{len(group)} runs"
+            found[title if len(groups) == 1 else f"{title} like {group[0].name}"] = (
+                *summary,
+                group[0].results,
+            )
+    return found
+
+
+def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """Return a row for each run, and for each group of repetitions after its runs.
+
+    A row has the name, and the mIoU in percent without and with test-time augmentation. A group has
+    mean and deviation of a sample.
+    """
+    rows = []
+    tested = [run for run in runs if run.results is not None]
+    groups = group_runs(tested)
+    for group in groups:
+        columns = []
+        for kind in ("results", "augmented"):
+            found = [getattr(run, kind) for run in group]
+            columns.append([np.nan if results is None else results.miou for results in found])
+        for i, run in enumerate(group):
+            cells = ["" if np.isnan(column[i]) else percent(column[i], 2) for column in columns]
+            rows.append((run.name, *cells))
+        if len(group) > 1:
+            cells = []
+            for column in columns:
+                mean, deviation = float(np.mean(column)), float(np.std(column, ddof=1))
+                known = not np.isnan(mean)
+                cells.append(f"{percent(mean, 2)} ± {percent(deviation, 2)}" if known else "")
+            other = f" like {group[0].name}" if len(groups) > 1 else ""
+            rows.append((f"mean of {len(group)} runs{other}", *cells))
+    return rows
 
 
 def _score_tables(runs: Sequence[Run]) -> dict[str, Table]:
@@ -81,7 +173,8 @@ def page(runs: Sequence[Run]) -> str:
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
         groups=groups,
         tables=tables,
-        summary=mean_and_deviation(list(tables.values())),
+        summaries=_summaries(runs),
+        overview=overview(runs),
         confusions=confusions,
         matrix_classes=_MATRIX_CLASSES,
         facts=list(facts),

@@ -66,6 +66,8 @@ class Results:
 class Run:
     """A run; `results` is None before the first validation, `notes` name what is missing.
 
+    `augmented` are the newest results with test-time augmentation, next to `results` without it.
+
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
     `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
@@ -77,6 +79,7 @@ class Run:
     environment: dict[str, str]
     curves: dict[str, Curve]
     results: Results | None
+    augmented: Results | None = None
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     preview: str = ""
@@ -144,7 +147,7 @@ def read_run(work_dir: Path) -> Run:
         picture = folder.parent / "preview.png"
         if picture.is_file():
             preview = _data_uri(picture, "png")
-    results = _latest_results(work_dir, name)
+    results, augmented = _latest_results(work_dir, name)
     if not curves and results is None:
         raise ValueError(
             f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
@@ -164,6 +167,7 @@ def read_run(work_dir: Path) -> Run:
         environment=environment,
         curves=curves,
         results=results,
+        augmented=augmented,
         seconds=_seconds_of_training(work_dir),
         notes=notes,
         preview=preview,
@@ -242,26 +246,31 @@ def _facts(path: Path | None) -> dict[str, str]:
     return texts
 
 
-def _latest_results(work_dir: Path, name: str) -> Results | None:
-    """Return the newest results; with test-time augmentation only if there are no others.
+def _latest_results(work_dir: Path, name: str) -> tuple[Results | None, Results | None]:
+    """Return the newest results without and with test-time augmentation.
+
+    If there are only results with it, they are the first.
 
     `name` replaces "config", which every project's config is called.
     """
-    found = []
+    found: dict[bool, tuple[float, Results]] = {}
     for path in work_dir.glob(f"*/{RESULTS}"):
         try:
             content = json.loads(path.read_text())
             if content["config"] == "config":
                 content["config"] = name
-            rank = not content["augmented"], float(content["time"])
-            found.append((rank, _results(content, path.parent / PICTURES)))
+            written = float(content["time"])
+            other = found.get(bool(content["augmented"]))
+            results = _results(content, path.parent / PICTURES)
+            if other is None or other[0] <= written:
+                found[bool(content["augmented"])] = written, results
         except (KeyError, TypeError, ValueError) as error:
             what = format_error(error)
             raise ValueError(f"{path}: is not what a run writes ({what}); delete it") from error
-    if not found:
-        return None
-    _, results = max(found, key=lambda entry: entry[0])
-    return results
+    newest = {augmented: results for augmented, (_, results) in found.items()}
+    if False not in newest:
+        return newest.get(True), None
+    return newest[False], newest.get(True)
 
 
 def _data_uri(path: Path, kind: str) -> str:

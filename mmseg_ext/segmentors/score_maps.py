@@ -197,7 +197,9 @@ class ScoreMap:
     def reorder(self, classes: list[int]) -> None:
         """Take the scores of these classes for 0, 1, ..."""
         if classes != list(range(len(classes))):
-            self._terms = [(logits[..., classes], *maps) for logits, *maps in self._terms]
+            self._terms = [
+                (logits[..., classes], rows, columns) for logits, rows, columns in self._terms
+            ]
 
     @property
     def shape(self) -> tuple[int, int, int]:

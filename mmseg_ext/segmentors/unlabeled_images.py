@@ -32,8 +32,9 @@ def _hook(loss: nn.Module) -> None:
     labeled: list[Tensor] = []  # of the call: whether any pixel is
 
     def before(module: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        ignored = kwargs.get("ignore_index")
-        if len(args) != 2 or type(ignored) is not int:  # not the call of `BaseDecodeHead`
+        # `OhemCrossEntropy` knows it from its config.
+        ignored = kwargs.get("ignore_index", getattr(module, "ignore_label", None))
+        if len(args) != 2 or type(ignored) is not int:  # not a call with logits and labels
             return None
         logits, label = args  # (B, C, H, W), (B, H, W)
         empty = (label == ignored).flatten(1).all(1)  # B; a Python number would wait for a GPU

@@ -17,6 +17,7 @@ VALIDATED = "train_cfg['val_interval'] = 6\n"
 @pytest.fixture
 def _clock(monkeypatch):
     """An iteration takes 0.25 seconds, and a validation of eight images 4 seconds."""
+    monkeypatch.setattr(duration, "_TRIED", 3)
     monkeypatch.setattr(duration._Trial, "seconds", 0.25)
     monkeypatch.setattr(duration, "_validation_seconds", lambda runner: 4.0)
 
@@ -35,7 +36,7 @@ def test_the_number_is_recorded_and_kept_by_a_resume(tmp_path, monkeypatch):
     assert "max_iters=8" in text and "val_interval=4" in text and "end=8" in text
     monkeypatch.setattr(duration, "iterations_in", None)  # nothing is measured again
     mmseg_ext.train(config, work, minutes=5, resume=True)
-    assert resumed_iterations(log_text(work)) == [3]
+    assert resumed_iterations(log_text(work)) == [4]
     assert (work / "iter_8.pth").is_file() and not (work / "iter_9.pth").exists()
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ from PIL import Image
 
 from mmseg_ext import commands
 
-# The command prints rounded shares; summaries of many images are made without the images.
-from mmseg_ext.own_dataset.check import Summary, check, print_summaries, summary_notes
+# The command prints rounded shares; splits of many images are made without the images.
+from mmseg_ext.own_dataset.check import check_dataset
+from mmseg_ext.own_dataset.item import Item, Notes
+from mmseg_ext.own_dataset.matching import Key
+from mmseg_ext.own_dataset.summary import Split, add_notes_on_pixels, print_splits
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
 
 SHAPE = SIZE[::-1]
@@ -26,10 +30,10 @@ def test_clean(layout, tmp_path, capsys):
     tree = make_tree(layout, tmp_path)
     assert run(tree) == 0
     assert capsys.readouterr().err == ""
-    _, (found, val) = check(tree.config())
-    assert val.split == "val"  # the test set is the same
+    _, (found, val), _ = check_dataset(tree.config())
+    assert val.name == "val"  # the test set is the same
     train = [pair for split in ("train", "aug") for pair in tree.pairs.get(split, ())]
-    assert found.split == "train" and found.pairs == len(train)
+    assert found.name == "train" and len(found.items) == len(train)
     assert found.sizes == {SIZE: len(train)}
     labels = np.stack([np.array(Image.open(mask)) for _, mask in train])  # (N, H, W)
     offset = 1 if layout == "ade20k" else 0
@@ -85,14 +89,15 @@ def test_processes_find_what_one_process_finds(tmp_path):
     rewrite(tree.mask("train", 0), 151)
     tree.image("train", 1).write_bytes(b"")
     tree.mask("val", 1).unlink()
-    problems, summaries = check(tree.config(), workers=2)
+    problems, splits, _ = check_dataset(tree.config(), workers=2)
     kinds = [("train", "label"), ("train", "unreadable"), ("val", "unreadable")]
     assert [(p.split, p.kind) for p in problems] == kinds
-    again, others = check(tree.config())
+    again, others, _ = check_dataset(tree.config())
     assert again == problems
-    for ours, theirs in zip(summaries, others, strict=True):
+    for ours, theirs in zip(splits, others, strict=True):
         assert np.array_equal(ours.pixels, theirs.pixels)
-        assert np.array_equal(ours.small, theirs.small)
+        for own, other in zip(ours.items, theirs.items, strict=True):
+            assert own.image == other.image and np.array_equal(own.small, other.small)
 
 
 def test_images_may_be_shared_on_purpose(tmp_path):
@@ -102,7 +107,7 @@ def test_images_may_be_shared_on_purpose(tmp_path):
     assert run(tree, "--split", "val") == 0
     cfg = tree.config()
     cfg.val_dataloader.dataset = cfg.train_dataloader.dataset
-    assert [p.kind for p in check(cfg, ["train", "val"])[0]] == ["shared-image"] * 3
+    assert [p.kind for p in check_dataset(cfg, ["train", "val"])[0]] == ["shared-image"] * 3
 
 
 def test_subset_of_classes(tmp_path, capsys):
@@ -111,12 +116,12 @@ def test_subset_of_classes(tmp_path, capsys):
     cfg = tree.config()
     for split in ("train", "val"):
         cfg[f"{split}_dataloader"].dataset.metainfo = dict(classes=["road", "car", "sky"])
-    problems, (found, _) = check(cfg, ["train", "val"])
+    problems, (found, _), _ = check_dataset(cfg, ["train", "val"])
     labels = np.stack([np.array(Image.open(mask)) for _, mask in tree.pairs["train"]])
     assert not problems and found.classes == ("road", "car", "sky")
     assert found.pixels.tolist() == [int((labels == old).sum()) for old in (3, 8, 0)]
     rewrite(tree.mask(), 12)
-    ((_, kind, message),) = check(cfg, ["train"])[0]
+    ((_, kind, message),) = check_dataset(cfg, ["train"])[0]
     assert kind == "label" and "12 (3 pixels); expected 0 to 11, or 255" in message
 
 
@@ -126,52 +131,78 @@ def test_stock_loaders_are_checked_as_they_read(tmp_path):
     cfg = tree.config()
     stock = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations", imdecode_backend="cv2")]
     cfg.val_dataloader.dataset.pipeline = stock
-    problems, _ = check(cfg, ["val"])
+    problems, _, _ = check_dataset(cfg, ["val"])
     assert len(problems) == 3 and all("imdecode_backend='pillow'" in p.message for p in problems)
     cfg.val_dataloader.dataset.update(type="PascalVOCDataset", pipeline=stock[:1])
     stock[1].pop("imdecode_backend")
-    assert check(cfg, ["val"])[0] == []
+    assert check_dataset(cfg, ["val"])[0] == []
     cfg.val_dataloader.dataset.pipeline = stock
     exif = Image.Exif()
     exif[0x0112] = 3
     Image.open(tree.image("val")).save(tree.image("val"), exif=exif)
-    ((_, kind, message),) = check(cfg, ["val"])[0]
+    ((_, kind, message),) = check_dataset(cfg, ["val"])[0]
     assert kind == "label" and message.startswith(f"{tree.image('val')}: mmcv rotates")
     cfg.val_dataloader.dataset.type = "CheckedPascalVOCDataset"
-    assert check(cfg, ["val"])[0] == []
+    assert check_dataset(cfg, ["val"])[0] == []
+
+
+def split_of(name: str, classes: tuple[str, ...], *items: tuple) -> Split:
+    """Return a split of items, given by their sizes and their pixels of each class and ignored."""
+    found = []
+    for i, (size, counts) in enumerate(items):
+        path = Path(f"{i}.png")
+        found.append(Item(path, Key(None, f"{i}"), size=size[::-1], counts=np.array(counts)))
+    return Split(name, classes, found)
 
 
 def test_summaries(capsys):
     """The most frequent sizes, and the pixels of each class."""
-    train, test = Summary("train", ("[a] $x", "b"), pairs=1200), Summary("test", ("[a] $x", "b"))
-    train.sizes.update({(i, 9): 20 - i for i in range(1, 11)})
-    train.pixels[0], train.images[0], train.ignored = 1500, 1200, 500
-    print_summaries([train, test])
+    classes, items = ("[a] $x", "b"), []
+    for i in range(1, 11):
+        items += [((i, 9), [15, 0, 5])] * (20 - i)
+    print_splits([split_of("train", classes, *items), split_of("test", classes)])
     output = capsys.readouterr().out
     sizes = ", ".join(f"{i}x9 ({20 - i})" for i in range(1, 9)) + ", 2 more"
-    assert f"train: 1,200 pairs, {sizes}, 25.00% of the pixels ignored" in output
-    rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
-    assert [[cell.strip() for cell in row] for row in rows] == [
-        ["0", "[a] $x", "1,500", "75.00%", "1,200", "0", "0.00%", "0"],
+    assert f"train: 145 pairs, {sizes}, 25.00% of the pixels ignored" in output
+    assert rows(output) == [
+        ["0", "[a] $x", "2,175", "75.00%", "145", "0", "0.00%", "0"],
         ["1", "b", "0", "0.00%", "0", "0", "0.00%", "0"],
     ]
+
+
+def rows(output: str) -> list[list[str]]:
+    """Return the cells of the table."""
+    lines = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+@pytest.mark.parametrize("count", [20, 21, 150])
+def test_tables_of_classes_are_short(count, capsys):
+    print_splits([split_of("train", tuple(map(str, range(count))), ((9, 9), [1] * count))])
+    output = capsys.readouterr().out
+    assert len(rows(output)) == 20
+    assert (f"{count - 20} more classes" in output) == (count > 20)
 
 
 def test_notes_on_classes():
     """Classes without pixels, with few, or in one image of the training set; at most eight."""
     names = tuple(f"class {i}" for i in range(150))
-    train, val = Summary("train", names, pairs=99), Summary("val", names, pairs=9)
-    train.pixels[:3], train.images[:3] = (10**7, 10**6, 440), (99, 1, 9)
-    val.pixels[:3], val.images[:3] = 9, 1
-    empty = Summary("test", names)
-    notes = summary_notes([train, val, empty], {"0": 0, "#00ff00": 1, "40": 2, "255": 255})
-    assert notes[0].endswith("no pixel of " + ", ".join(names[3:11]) + ", 139 more")
-    assert notes[1].startswith("val: note: no pixel")
-    assert notes[2].endswith("class 1 has only 1,000,000 pixels in images: 1")
-    assert notes[3].endswith("--ignore 40") and len(notes) == 4
-    val.pixels[0], val.pixels[3], val.images[3] = 10**6, 84, 1  # a slip in a mask of val
-    (*_, note) = summary_notes([train, val, empty], {"0": 0, "32": 3})
-    assert note.startswith("val: note: class 3 has only 84 pixels") and "--ignore 32" in note
+    rest = [0] * 147
+    train = [((9, 9), [10**7, 10**6, 40, *rest]), *[((9, 9), [10**6, 0, 40, *rest])] * 10]
+    train = split_of("train", names, *train)
+    val = split_of("val", names, ((9, 9), [3, 3, 3, *rest]))
+    empty, notes = split_of("test", names), Notes()
+    add_notes_on_pixels([train, val, empty], notes, {"0": 0, "#00ff00": 1, "40": 2, "255": 255})
+    lines = list(map(str, notes))
+    assert lines[0].endswith("no pixel of " + ", ".join(names[3:11]) + ", 139 more")
+    assert lines[1].startswith("val: no pixel")
+    assert lines[2].endswith("class 1 has only 1,000,000 pixels in images: 1")
+    assert "40 in data/classes.csv" in lines[3] and len(lines) == 4
+    slip = [0] * 146  # in a mask of val
+    val, notes = split_of("val", names, *[((9, 9), [10**6, 3, 3, 84, *slip])] * 2), Notes()
+    add_notes_on_pixels([train, val, empty], notes, {"0": 0, "32": 3})
+    note = str([*notes][-1])
+    assert note.startswith("val: class 3 has only 168 pixels") and "32 in data" in note
 
 
 def test_without_annotation_loader_only_images_are_read(tmp_path):
@@ -211,5 +242,5 @@ def test_suffixes_in_upper_case(tmp_path):
     tree.image("train", 1).unlink()
     for suffix, pairs in ((".jpg", 2), ("*", 3)):
         cfg.train_dataloader.dataset.img_suffix = suffix
-        problems, (found,) = check(cfg, ["train"])
-        assert not problems and found.pairs == pairs
+        problems, (found,), _ = check_dataset(cfg, ["train"])
+        assert not problems and len(found.items) == pairs

@@ -3,16 +3,17 @@
 Most files are empty, so the tests pair them instead of running a command, which would read them.
 """
 
+import re
+import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import Masks, ObjectMasks
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks, ObjectMasks
 from mmseg_ext.own_dataset.annotations.reader import Reader
-from mmseg_ext.own_dataset.pairs import Pair, find_sources, pair_sources
-from tests.datasets.trees import save
+from mmseg_ext.own_dataset.item import Item, usable
+from mmseg_ext.own_dataset.pairs import list_items, pair
 from tests.messages import check_message, raises_message
 
 CITY = "aachen/aachen_000000_000019", "aachen/aachen_000001_000019", "bochum/bochum_000000_000313"
@@ -50,8 +51,11 @@ def write(folder: Path, names) -> None:
         (folder / name).touch()
 
 
-def find_pairs(images: Path, reader: Reader, data: Path) -> tuple[list[Pair], list[str]]:
-    return pair_sources(find_sources(images, reader, data), reader)
+def find_pairs(images: Path, reader: Reader, data: Path) -> tuple[list[Item], list[str]]:
+    """Return the items with an annotation, and a line for each file that is in none."""
+    items = list_items(images, reader, data)
+    lines = pair(items, reader)
+    return usable(items), [item.problem for item in items if item.problem] + lines
 
 
 def find(folder: Path, images: str, masks: str):
@@ -59,18 +63,13 @@ def find(folder: Path, images: str, masks: str):
     reader = Masks.find(folder / masks)
     pairs, left_out = find_pairs(folder / images, reader, folder / "project/data")
     found = {}
-    for pair in pairs:
-        annotations = pair.annotation.paths
-        key = pair.image.relative_to(folder / images.partition("*")[0])
+    for item in pairs:
+        annotations = item.annotation.paths
+        key = item.image.relative_to(folder / images.partition("*")[0])
         found[str(key)] = [
             str(p.relative_to(folder / masks.partition("*")[0])) for p in annotations
         ]
     return found, [Path(line.partition(": ")[0]).name for line in left_out]
-
-
-def classes(pair: Pair) -> list[tuple[str, Path]]:
-    """Return the class and the path of each mask."""
-    return list(zip(pair.annotation.classes, pair.annotation.paths, strict=True))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -111,8 +110,8 @@ def test_splits_in_the_names_of_folders(ending, tmp_path):
         write(tmp_path, [f"{split}{ending}/7.png", f"{split}{ending}/8.png"])
     pairs, left_out = find_pairs(tmp_path, Masks.find(tmp_path), tmp_path / "project/data")
     assert len(pairs) == 4 and not left_out
-    for pair in pairs:
-        assert pair.annotation.path.parent.name == pair.split + ending
+    for item in pairs:
+        assert item.annotation.path.parent.name == item.split + ending
 
 
 @pytest.mark.parametrize("split", ["test", None])
@@ -134,92 +133,77 @@ def test_numbered_objects_of_images(image, counts, tmp_path):
     assert [len(masks) for masks in found.values()] == [*counts] and left_out == []
 
 
-CLASSES = {  # the paths of images and of masks of two classes
-    "endings": ("x/{0}.jpg", "y/{0}_leaf.png", "y/{0}_red_fruit.png"),
-    "beginnings": ("x/{0}.jpg", "y/leaf-{0}-mask.png", "y/red-fruit-{0}-mask.png"),
-    "folders": ("x/{0}.jpg", "y/leaf/{0}.png", "y/red_fruit_masks/{0}.png"),
-    "folders of splits": ("x/val/{0}.jpg", "y/val/leaf/{0}.png", "y/red fruit/val/{0}.png"),
-    "a folder each": ("x/{0}/{0}_RAW.jpg", "x/{0}/{0}_leaf.png", "x/{0}/{0}_red_fruit.png"),
-    "objects": ("x/{0}/img.jpg", "x/{0}/masks/leaf.png", "x/{0}/masks/red_fruit_2.png"),
+CLASSES = {  # the paths of images and of masks of two classes, and those of the first as a flag
+    "endings": ("x/{0}.jpg", "y/{0}_leaf.png", "y/{0}_red_fruit.png", "y/*_leaf.png"),
+    "beginnings": (
+        *("x/{0}.jpg", "y/leaf-{0}-mask.png", "y/red-fruit-{0}-mask.png"),
+        "y/leaf-*-mask.png",
+    ),
+    "folders": ("x/{0}.jpg", "y/leaf/{0}.png", "y/red_fruit_masks/{0}.png", "y/leaf"),
+    "folders of splits": (
+        *("x/val/{0}.jpg", "y/val/leaf/{0}.png", "y/red fruit/val/{0}.png"),
+        "y/*/leaf/*.png",
+    ),
+    "a folder each": (
+        *("x/{0}/{0}_RAW.jpg", "x/{0}/{0}_leaf.png", "x/{0}/{0}_red_fruit.png"),
+        "x/*_leaf.png",
+    ),
+    "objects": (
+        *("x/{0}/a.jpg", "x/{0}/masks/leaf.png", "x/{0}/masks/red_fruit.png"),
+        "x/*/leaf.png",
+    ),
+    "counted": ("x/{0}.jpg", "y/{0}_leaf_7.png", "y/{0}_red_fruit.png", "y/*_leaf*.png"),
 }
 
 
 @pytest.mark.parametrize("layout", CLASSES)
 def test_masks_of_a_class_each(layout, tmp_path):
-    """What recurs is a class: `fruit` for few images, too, but not what one image has."""
-    image, leaf, fruit = (path.format for path in CLASSES[layout])
-    mask = np.zeros((3, 4), np.uint8)
+    """Their names only make an error, whose flags find them; not what a single image has."""
+    image, leaf, fruit = (path.format for path in CLASSES[layout][:3])
     names = [f"plant_{i}" for i in range(9)]
     write(tmp_path, map(image, names))
-    for name in names:
-        save(tmp_path / leaf(name), mask)
-    for name in names[3:6]:
-        save(tmp_path / fruit(name), mask + 1)
-    save(tmp_path / leaf(names[8]).replace("leaf", "tmp"), mask)
-    where = tmp_path / image("x").partition("/")[0], tmp_path / leaf("x").partition("/")[0]
-    pairs, left_out = find_pairs(where[0], Masks.find(where[1]), tmp_path / "project")
-    assert [pair.image for pair in pairs] == [tmp_path / image(name) for name in names]
-    for name, pair in zip(names, pairs, strict=True):
+    write(tmp_path, map(leaf, names))
+    write(tmp_path, map(fruit, names[3:6]))
+    write(tmp_path, [leaf(names[8]).replace("leaf", "tmp")])
+    images, masks = (tmp_path / path("x").partition("/")[0] for path in (image, leaf))
+    where = tmp_path / image(names[3])
+    with raises_message(ValueError, tmp_path / leaf(names[3]), where=where) as caught:
+        find_pairs(images, Masks.find(masks), tmp_path / "project")
+    (flags,) = re.findall(r"--masks (\w+=.*?);", str(caught.value))
+    sources = dict(text.split("=") for text in shlex.split(flags))
+    assert sources.keys() == {"leaf", "red_fruit"}
+    assert sources["leaf"] == str(tmp_path / CLASSES[layout][3])
+    reader = ClassMasks.find({name: Path(source) for name, source in sources.items()})
+    pairs, left_out = find_pairs(images, reader, tmp_path / "project")
+    assert [item.image for item in pairs] == [tmp_path / image(name) for name in names]
+    for name, item in zip(names, pairs, strict=True):
         own = {"leaf": tmp_path / leaf(name), "red_fruit": tmp_path / fruit(name)}
-        assert classes(pair) == [(k, path) for k, path in own.items() if path.is_file()]
-    assert len(left_out) == 1 and "tmp" in left_out[0]
+        own = [(k, path) for k, path in own.items() if path.is_file()]
+        assert list(zip(item.annotation.classes, item.annotation.paths, strict=True)) == own
+    assert not left_out
 
 
-def test_numbered_classes(tmp_path):
-    """A single image shows no pattern, and numbers alone can count objects."""
+def test_numbers_are_no_classes(tmp_path):
+    """A single image shows no pattern, and numbers can count objects or versions."""
     write(tmp_path, ["u/a.png", "v/a_class1.png", "v/a_class2.png", "x/a.png", "x/b.png"])
     write(tmp_path, [f"w/{name}_{i}.png" for name in "ab" for i in "12"])
     for images, masks in (("u", "v"), ("x", "w")):
         with pytest.raises(ValueError, match="no image fits"):
             find(tmp_path, images, masks)
-    for name in ("a_class1", "a_class2", "b_class1", "b_class2"):
-        save(tmp_path / f"y/{name}.png", np.zeros((3, 4), np.uint8))
-    pairs, left_out = find_pairs(tmp_path / "x", Masks.find(tmp_path / "y"), tmp_path)
-    assert not left_out
-    assert classes(pairs[1]) == [(f"class{i}", tmp_path / f"y/b_class{i}.png") for i in (1, 2)]
-
-
-NUMBERED = {  # the endings of the masks of each image, and the class of each
-    "attached": ([["grade3", "grade4", "grade5"]] * 3, str),
-    "of a letter": ([["L1", "L2"]] * 3, str),
-    "of a letter, some absent": ([["L1", "L2", "L3"], ["L1", "L2"], ["L2", "L3"]], str),
-    "separate, equal": ([["grade_3", "grade_4"]] * 3, str),
-    "separate, different": ([["leaf_3", "leaf_5"], ["leaf_4", "leaf_5"]], lambda _: "leaf"),
-    "counted": (
-        [["leaf_1", "leaf_2"], ["leaf_1"], ["leaf_1", "leaf_2", "leaf_3"]],
-        lambda _: "leaf",
-    ),
-    "second": ([["leaf", "leaf_2"], ["leaf"], ["leaf", "leaf_2", "leaf_3"]], lambda _: "leaf"),
-    "through": ([["leaf_1", "leaf_2"], ["leaf_3"], ["leaf_4", "leaf_5"]], lambda _: "leaf"),
-}
-
-
-@pytest.mark.parametrize("case", NUMBERED)
-def test_numbers_of_classes_and_of_masks(case, tmp_path):
-    """Digits of a word are its own; separate ones count if they differ between images."""
-    endings, class_of = NUMBERED[case]
-    mask = np.zeros((3, 4), np.uint8)
-    for i, own in enumerate(endings):
-        write(tmp_path, [f"x/img_{i}.jpg"])
-        for ending in [*own, "stem"]:
-            save(tmp_path / f"y/img_{i}_{ending}.png", mask)
-    pairs, left_out = find_pairs(tmp_path / "x", Masks.find(tmp_path / "y"), tmp_path)
-    assert not left_out
-    for pair, own in zip(pairs, endings, strict=True):
-        expected = {f"{pair.image.stem}_{name}.png": class_of(name) for name in own}
-        expected[f"{pair.image.stem}_stem.png"] = "stem"
-        assert {path.name: name for name, path in classes(pair)} == expected
-
-
-def test_masks_of_several_classes_are_not_of_one(tmp_path):
-    """As Cityscapes has several label maps of an image; the message says what is wrong."""
-    label = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    write(tmp_path, ["x/1.jpg", "x/2.jpg"])
-    for name in "12":
-        save(tmp_path / f"y/{name}_ids.png", label)
-        save(tmp_path / f"y/{name}_train.png", label // 11)
-    with pytest.raises(ValueError, match=r"no image fits.*_ids\.png: .* has 11 values other"):
+    write(tmp_path, [f"y/{name}_class{i}.png" for name in "ab" for i in "12"])
+    with raises_message(ValueError, where=tmp_path / "x/a.png", todo="class2") as caught:
         find(tmp_path, "x", "y")
+    assert f"class1='{tmp_path}/y/*_class1.png'" in str(caught.value)
+
+
+def test_masks_of_a_class_can_be_counted(tmp_path):
+    """The second * of a pattern stands for the count; each class is paired on its own."""
+    write(tmp_path, ["x/a_1.jpg", "x/a_2.jpg", "y/a_1_leaf_1.png", "y/a_1_leaf_2.png"])
+    write(tmp_path, ["y/a_2_leaf_7.png", "y/a_2_stem.png"])
+    sources = {"stem": tmp_path / "y/*_stem.png", "leaf": tmp_path / "y/*_leaf_*.png"}
+    pairs, left_out = find_pairs(tmp_path / "x", ClassMasks.find(sources), tmp_path)
+    assert [item.annotation.classes for item in pairs] == [("leaf", "leaf"), ("stem", "leaf")]
+    assert not left_out
 
 
 @pytest.mark.parametrize("masks", [".", "SegmentationClass"])
@@ -233,7 +217,7 @@ def test_classes_and_objects_of_voc(images, masks, tmp_path):
     for kind, reader in (("Class", Masks), ("Object", ObjectMasks)):
         folder = tmp_path / masks.replace("Class", kind)
         pairs, left_out = find_pairs(tmp_path / images, reader.find(folder), tmp_path / "p/data")
-        found = {pair.image.name: pair.annotation.path.parent.name for pair in pairs}
+        found = {item.image.name: item.annotation.path.parent.name for item in pairs}
         assert found == dict.fromkeys(("1.jpg", "2.jpg"), f"Segmentation{kind}") and not left_out
 
 
@@ -241,7 +225,7 @@ def test_patterns_choose_files(tmp_path):
     """Cityscapes has three masks of each image; what * stands for is compared."""
     for name in ("1", "2"):
         write(tmp_path, [f"x/{name}_p.png", f"y/{name}_color2.png", f"y/{name}_ids2.png"])
-    with pytest.raises(ValueError, match=r"1_p\.png with .*1_color2\.png.*--masks"):
+    with raises_message(ValueError, tmp_path / "y/1_color2.png", 2, where=tmp_path, todo="--masks"):
         find(tmp_path, "x", "y")
     expected = {"1_p.png": ["1_ids2.png"], "2_p.png": ["2_ids2.png"]}
     assert find(tmp_path, "x/*_p.png", "y/*_ids2.png") == (expected, [])
@@ -277,9 +261,10 @@ def test_annotations_with_one_name_are_listed(tmp_path):
     with raises_message(ValueError, *both, 2, where=tmp_path / "vistas", todo="folder"):
         find(tmp_path, "vistas", "vistas")
     write(tmp_path, ["vistas/images/3.jpg", "vistas/v1/labels/3.png"])
+    (both[1].parent / "2.png").unlink()
     reader = Masks.find(tmp_path / "vistas")
     pairs, left_out = find_pairs(tmp_path / "vistas", reader, tmp_path / "project/data")
-    assert [pair.image.name for pair in pairs] == ["3.jpg"]
+    assert [item.image.name for item in pairs] == ["2.jpg", "3.jpg"]
     check_message(left_out[0], *both, where=tmp_path / "vistas/images/1.jpg", todo="folder")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 from PIL import Image
 
 from mmseg_ext.errors import LabelError
@@ -14,11 +15,11 @@ from mmseg_ext.inference.objects import find_objects, geojson
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import Masks
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
-from mmseg_ext.own_dataset.pairs import find_sources, pair_sources
+from mmseg_ext.own_dataset.item import usable
+from mmseg_ext.own_dataset.pairs import list_items, pair
 from tests.datasets.trees import random_image, save
-from tests.messages import check_message, lines_with, raises_message
+from tests.messages import lines_with, raises_message
 from tests.own_dataset.test_project import label_maps, run
 
 SIZE = (30, 40)  # height and width
@@ -244,8 +245,9 @@ def test_file_names_with_paths(file_name, tmp_path):
         content["images"].append(dict(content["images"][0], id=i, file_name=file_name.format(name)))
     del content["images"][0]
     reader = Coco.find([write_json(tmp_path / "a.json", content)])
-    pairs, left_out = pair_sources(find_sources(tmp_path / "images", reader, tmp_path), reader)
-    assert [pair.name for pair in pairs] == ["a 1", "b"] and not left_out
+    items = list_items(tmp_path / "images", reader, tmp_path)
+    assert not pair(items, reader)
+    assert [item.name for item in usable(items)] == ["a 1", "b"]
 
 
 def test_shapes_without_an_area_are_skipped_and_counted(tmp_path, capsys):
@@ -280,16 +282,6 @@ def test_masks_of_labelme_above_pillows_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
     label, _ = read(Labelme.find(tmp_path))
     assert np.array_equal(label, expected() == 1) and Image.MAX_IMAGE_PIXELS == 9
-
-
-@pytest.mark.parametrize("mask", ["no image", base64.b64encode(b"no image").decode()])
-def test_masks_of_labelme_that_are_no_images(mask, tmp_path):
-    """The line names no object of Python."""
-    shape = dict(label="house", shape_type="mask", points=[[0, 0], [39, 29]], mask=mask)
-    path = write_json(tmp_path / "a.json", labelme(shapes=[shape]))
-    with raises_message(LabelError, "house", where=path) as caught:
-        read(Labelme.find(tmp_path))
-    assert "object at" not in str(caught.value) and "<" not in str(caught.value)
 
 
 def save_photos(folder: Path, names) -> None:
@@ -332,33 +324,12 @@ def test_yolo(layout, names, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "left out" not in out
     expected_names = {"list": [*NAMES, "roof"], "dict": NAMES, "none": ["0", "1", "2"]}[names]
-    classes = json.loads((tmp_path / "project/data/classes.json").read_text())["classes"]
+    classes = Config.fromfile(tmp_path / "project/config.py").classes
     assert classes == ["background", *expected_names]
     found = label_maps(tmp_path)
     assert {name.partition("/")[0] for name in found} == {"train", "val"} and len(found) == 4
     for name, label in found.items():
         assert np.array_equal(label, expected() * (name[-1] != "0"))
-
-
-BAD_LINES = {
-    "0 0.5 0.5 0.2 0.2": (2, "box", 5),
-    "0 0.5 0.5 0.2 0.2 0.1 0.1 0.9": (2, 8),
-    "house 0.1 0.1 0.2 0.2 0.1 0.3": ("house",),
-}
-
-
-@pytest.mark.parametrize("line", BAD_LINES)
-def test_lines_that_are_no_polygons_of_yolo(line, tmp_path):
-    (tmp_path / "a.txt").write_text(f"{yolo(OBJECTS[:1])}\n{line}\n")
-    with raises_message(LabelError, *BAD_LINES[line], where=tmp_path / "a.txt"):
-        read(Yolo.find(tmp_path))
-
-
-def test_poses_of_yolo_are_no_polygons(tmp_path):
-    (tmp_path / "a.txt").write_text(yolo())
-    (tmp_path / "data.yaml").write_text("kpt_shape: [3, 2]\nnames: [person]\n")
-    with raises_message(LabelError, "poses", where=tmp_path / "data.yaml", todo=True):
-        Yolo.find(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["collection", "list"])
@@ -388,6 +359,17 @@ def test_geojson_of_qupath(kind, tmp_path):
     assert sorted("Point" in note for note in found.notes) == [False, True]
     legend = reader.describe([found.store(reader.annotations[0], path.with_name("stored"))])
     assert legend.colors == {name: [200, 10, i] for i, name in enumerate(NAMES)}
+
+
+def test_unknown_parts_of_geojson_are_passed_over(tmp_path):
+    """As a feature without a geometry, a collection, and members that QuPath does not write."""
+    square = feature("house", corners((5, 5, 20, 20)), measurements=[1], locked=None)
+    empty = square | dict(geometry=None)
+    several = square | dict(geometry=dict(type="GeometryCollection", geometries=[]))
+    content = dict(features=[empty, square, several], crs=dict(x=1), name="a")
+    write_json(tmp_path / "a.geojson", content)
+    label, notes = read(Geojson.find(tmp_path))
+    assert label.sum() == 225 and len(notes) == 2
 
 
 def test_objects_of_image_demo_are_read_again(tmp_path):
@@ -428,78 +410,6 @@ def test_photos_without_an_annotation(kind, tmp_path, capsys):
     assert "left out" not in out and lines_with(out, "note", 1, "d.jpg")
     found = {name[-1]: label for name, label in label_maps(tmp_path).items()}
     assert not found["d"].any() and all(found[name].any() for name in "abc")
-
-
-def test_masks_are_not_missing_as_background(tmp_path, capsys):
-    save_photos(tmp_path, "ab")
-    save(tmp_path / "masks/a.png", expected())
-    assert run(tmp_path, "--background-without-annotation") == 1
-    check_message(capsys.readouterr().err.partition(": ")[2], where="--background", todo=True)
-
-
-OTHERS = [  # the content of files of other formats, and a part of the line
-    ({"_via_img_metadata": {"a": {"regions": [], "file_attributes": {}}}}, "VIA"),
-    ({"a.jpg9": {"filename": "a.jpg", "regions": [], "file_attributes": {}}}, "VIA"),
-    ({"description": "", "tags": [], "size": {}, "objects": []}, "Supervisely"),
-    ([{"id": 1, "annotations": [{"lead_time": 1, "result": []}], "data": {}}], "Label Studio"),
-    ({"info": {}, "categories": {}, "items": []}, "Datumaro"),
-    ([{"version": 0, "tags": [], "shapes": [], "tracks": []}], "CVAT"),
-    ({"type": "FeatureCollection", "features": []}, "--geojson"),
-    ({"shapes": [], "imagePath": "a.jpg"}, "--labelme"),
-    ({"images": [], "annotations": [], "categories": []}, "--coco"),
-]
-
-
-FLAGS = ["--coco", "--labelme", "--geojson", "--masks", "--yolo"]
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-def test_json_of_other_formats(flag, tmp_path):
-    for i, (content, name) in enumerate(OTHERS):
-        file = write_json(tmp_path / f"{i}/a.json", content)
-        if flag == name:
-            continue
-        with raises_message(ValueError, name, where=file, todo=True):
-            if flag == "--coco":
-                Coco.find([file])
-            else:
-                kinds = {"--labelme": Labelme, "--yolo": Yolo, "--geojson": Geojson}
-                read(kinds.get(flag, Masks).find(file.parent))
-
-
-FILES = {
-    "a.mp4": "video",
-    "a.nii": "NIfTI",
-    "a.nii.gz": "NIfTI",
-    "a.dcm": "DICOM",
-    "a.mat": "MATLAB",
-    "a.npy": "NumPy",
-    "a.txt": "--yolo",
-    "a.xml": "CVAT",
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_of_other_formats(name, tmp_path):
-    """As masks or as images."""
-    file = tmp_path / "other" / name
-    file.parent.mkdir()
-    file.write_text("<?xml?>\n<annotations>\n<version>1.1</version>\n</annotations>")
-    save(tmp_path / "masks/a.png", expected())
-    with raises_message(ValueError, FILES[name], where=file, todo=True):
-        Masks.find(file.parent)
-    with raises_message(ValueError, FILES[name], where=file, todo=True):
-        find_sources(file.parent, Masks.find(tmp_path / "masks"), tmp_path / "project/data")
-
-
-@pytest.mark.parametrize("flag", ["--labelme", "--yolo", "--geojson"])
-def test_files_of_other_photos_are_compared(flag, tmp_path, capsys):
-    save_photos(tmp_path, "ab")
-    name = "x.txt" if flag == "--yolo" else "x.json"
-    write_json(tmp_path / "masks" / name, labelme() if flag == "--labelme" else {"features": []})
-    assert run(tmp_path, flag, str(tmp_path / "masks")) == 1
-    error = capsys.readouterr().err
-    check_message(error, tmp_path / "images/a.jpg", tmp_path / "masks" / name, todo="rename")
 
 
 def test_names_of_several_yolo_files(tmp_path):

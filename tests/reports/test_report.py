@@ -24,7 +24,8 @@ from mmseg_ext.reports import RunResultsHook, results_hook
 
 # The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg
-from mmseg_ext.reports.page import page, scores_text
+from mmseg_ext.reports.groups import group_runs
+from mmseg_ext.reports.page import overview, page, scores_text
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from mmseg_ext.reports.scores import class_scores
 from tests.configs import CONFIGS
@@ -144,12 +145,43 @@ def test_table_for_latex():
     assert r"box <b> & 50.0 & 66.7 & 50.0 & 100.0 \\" in scores_text(two_runs()[:1], ".tex")
     text = scores_text(two_runs(), ".tex")
     assert r"ground & $81.2 \pm 8.8$ &" in text and r"sky & -- & -- & -- & -- \\" in text
-    assert text.count(r"\begin{tabular}") == 1
+    assert text.count(r"\begin{tabular}") == 4  # all runs, each run, and their mean
+    assert r"c\_1 & 77.08 & -- \\" in text and r"mean of 2 runs & 69.79 $\pm$ 10.31 & --" in text
     runs = two_runs()
     runs[1].results.classes = ["a_b", "50 %", "x^2"]
     text = scores_text(runs, ".tex")
-    assert text.count(r"\begin{tabular}") == 2
+    assert text.count(r"\begin{tabular}") == 3
     assert all(f"\n{name} &" in text for name in (r"a\_b", r"50 \%", r"x\textasciicircum{}2"))
+
+
+def with_config(run: Run, head: str, seed: int, fold: int) -> Run:
+    run.config = f"model = dict(head={head!r})\nrandomness = dict(seed={seed})\nfold = {fold}\n"
+    folder = f"/runs/{head}_{seed}"
+    run.config += f"lists = 'splits/fold{fold}.txt'\nwork_dir = {folder!r}\nout = '{folder}/x'\n"
+    return run
+
+
+def test_runs_that_differ_in_seed_or_fold_are_one_group():
+    """Two seeds of a head, two folds of another, and a run of a program without a config."""
+    settings = (("ea", 0, 0), ("fcn", 0, 0), ("ea", 1, 0), ("fcn", 0, 3))
+    runs = [a_run(f"run {i}", [[60 + i, 20 - i, 0], [0, 20, 0], [0, 0, 0]]) for i in range(5)]
+    for one, setting in zip(runs, settings, strict=False):
+        with_config(one, *setting)
+    runs[4].config = ""
+    assert [[run.name for run in group] for group in group_runs(runs)] == [
+        ["run 0", "run 2"],
+        ["run 1", "run 3"],
+        ["run 4"],
+    ]
+    runs[1].augmented, runs[3].augmented = runs[0].results, runs[4].results
+    names, single, augmented = zip(*overview(runs), strict=True)
+    means = ["mean of 2 runs like run 0", "mean of 2 runs like run 1"]
+    assert [*names] == ["run 0", "run 2", means[0], "run 1", "run 3", means[1], "run 4"]
+    assert single[0] == "62.50" and single[2].startswith(f"{single[2][:5]} ± ")
+    assert [bool(cell) for cell in augmented] == [False, False, False, True, True, True, False]
+    text, html = scores_text(runs, ".csv"), page(runs)
+    assert [text.count(f'"{name}","mean"') for name in (*means, "mean of 5 runs")] == [1, 1, 0]
+    assert all(name in html for name in names) and "ms+flip" in html
 
 
 class Images(list):
@@ -402,7 +434,8 @@ def test_test_time_augmentation_does_not_stand_for_the_run(work_dir, tmp_path):
     for i, augmented in enumerate((False, False, True)):
         (tmp_path / str(i)).mkdir()
         change_results(work_dir, tmp_path / str(i), images=1 + i, time=i, augmented=augmented)
-    assert read_run(tmp_path).results.images == 2
+    found = read_run(tmp_path)
+    assert found.results.images == 2 and found.augmented.images == 3
 
 
 @pytest.fixture

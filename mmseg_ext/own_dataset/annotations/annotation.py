@@ -32,17 +32,19 @@ class Annotation(NamedTuple):
 def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
     """Raise any error as `LabelError` with the file's path; any bytes can be in the file.
 
-    If the file is of a format with another flag, the error names that flag.
+    If the file is of another format than that of `flag`, the error also says what to do with it.
     """
     try:
         yield
     except Exception as error:
         where = f"{path}: {image_name}" if image_name else str(path)
         reason = str(error).removeprefix(f"{path}: ")
+        other = format_of(path, flag)
+        todo = f"; it {other}" if other and other not in reason else ""
         if not isinstance(error, (ValueError, OSError)):  # such as KeyError('shapes')
-            reason = f"{error!r}; docs/own_dataset.md shows which formats can be read"
-        problem = format_of(path, flag) or f"cannot be read ({reason})"
-        raise LabelError(f"{where}: {problem}") from error
+            reason = repr(error)
+            todo = todo or "; docs/own_dataset.md shows which formats can be read"
+        raise LabelError(f"{where}: cannot be read ({reason}){todo}") from error
 
 
 def require_size(size: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> None:

@@ -13,10 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
+from mmseg_ext.own_dataset.annotations.formats import require_no_other
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap, at_image_size
-from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
+from mmseg_ext.own_dataset.annotations.polygons import (
+    Shape,
+    ShapeFiles,
+    Size,
+    label_of,
+    notes_on_equal,
+)
 from mmseg_ext.own_dataset.matching import Key, key_of, split_in
 
 
@@ -30,22 +38,38 @@ class Coco(ShapeFiles):
 
     @classmethod
     def find(cls, paths: Sequence[Path]) -> "Coco":
-        """Return the images of these files.
+        """Return the images of these files, and of the JSON files in these folders.
 
         Raises:
             LabelError: if one is not a COCO file.
+            ValueError: if a folder has none.
         """
+        files: list[Path] = []
+        for path in paths:
+            found = [path]
+            if path.is_dir():
+                found = [file for file in files_below(path) if file.suffix.lower() == ".json"]
+            if not found:
+                require_no_other(path)
+                raise ValueError(f"{path}: has no JSON file; give a file of COCO")
+            files += found
         annotations: list[Annotation] = []
         names: dict[str, None] = {}  # in order, without repetitions
-        for path in paths:
+        notes = []
+        for path in files:
             with reading(path, cls.flag):
                 content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
-                categories = {}
-                for entry in content["categories"]:
-                    categories[entry["id"]] = label_of(entry["name"])
-                names.update(dict.fromkeys(map(categories.__getitem__, sorted(categories))))
-                annotations += _annotations(path, content, categories)
-        return cls(annotations, names=list(names))
+                categories = dict(sorted(_categories(content).items()))
+                names.update(dict.fromkeys(categories.values()))
+                notes += notes_on_equal(categories, path)
+                split = split_in(path.stem)  # instances_val.json: its images are of the split val
+                if path not in paths:  # val/_annotations.coco.json
+                    split = split or split_in(path.parent.name)
+                annotations += _annotations(path, content, categories, split)
+        return cls(annotations, names=list(names), notes=notes)
+
+    def has_objects(self, annotation: Annotation) -> bool:
+        return annotation.content is None or bool(annotation.content[1])
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         _, objects, categories, _ = annotation.content
@@ -91,11 +115,27 @@ def _read_panoptic(
     return IndexMap(values, mask.indices, mask.notes)
 
 
+def _categories(content: dict[str, Any]) -> dict[Any, str]:
+    """Return the label of each category's number, without Roboflow's category of all others.
+
+    It has the number 0, no objects, and is the supercategory of others.
+    """
+    entries = content["categories"]
+    used = set()
+    for item in content["annotations"]:
+        used.update(part.get("category_id") for part in (item, *item.get("segments_info", ())))
+    groups = {entry.get("supercategory") for entry in entries}
+    categories = {}
+    for entry in entries:
+        if entry["id"] != 0 or entry["id"] in used or entry["name"] not in groups:
+            categories[entry["id"]] = label_of(entry["name"])
+    return categories
+
+
 def _annotations(
-    path: Path, content: dict[str, Any], categories: dict[Any, str]
+    path: Path, content: dict[str, Any], categories: dict[Any, str], file_split: str | None
 ) -> Iterator[Annotation]:
     """Yield each image of a file, and each image that only objects name."""
-    file_split = split_in(path.stem)  # instances_val.json: its images are of the split val
     info, objects = content.get("info"), defaultdict(list)
     by_label_studio = isinstance(info, dict) and info.get("contributor") == "Label Studio"
     for item in content["annotations"]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mmseg_ext.errors import pointer_problem
 from mmseg_ext.images.files import files_below
 
 _CVAT = "of CVAT; there export COCO 1.0 or Segmentation mask 1.1"
@@ -38,11 +39,14 @@ def format_of(path: Path, flag: str = "") -> str:
     Nothing, if the format is unknown or the one of `flag`.
     """
     found = ""
+    if path.suffix.lower() in (".json", ".geojson", ".txt", ".xml"):
+        text = path.read_text(errors="replace")
+        if pointer := pointer_problem(text[:64].encode()):
+            return pointer
     for ending, format_and_step in _OF_ENDING.items():
         if path.name.lower().endswith(ending):
             found = format_and_step
     if path.suffix.lower() in (".json", ".geojson", ".xml"):
-        text = path.read_text(errors="replace")
         for parts, format_and_step in reversed(_OF_PARTS):
             if all(part in text for part in parts):
                 found = format_and_step

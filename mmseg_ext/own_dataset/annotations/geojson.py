@@ -29,7 +29,8 @@ class Geojson(ShapeFiles):
         classification = (feature.get("properties") or {}).get("classification") or {}
         # Classes of several words are "names": ["Tumor", "Positive"].
         name = classification.get("name") or ": ".join(classification.get("names", ()))
-        kind, parts = feature["geometry"]["type"], feature["geometry"]["coordinates"]
+        geometry: Any = feature["geometry"] or {"type": "feature without a geometry"}
+        kind, parts = geometry["type"], geometry.get("coordinates")  # collections have none
         if kind not in ("Polygon", "MultiPolygon"):
             return Shape(name, skipped=kind)
         if not name:

@@ -1,22 +1,20 @@
 """Folders of masks: images in which each class, or each object, has its own value or color.
 
 A value is a code (`codes`). Codes become numbers: colors 0xRRGGBB if a mask is colored or palettes
-disagree on an index, else gray values and indices. If there are several masks of an image, each of
-one class, `class_masks` reads them.
+disagree on an index, else gray values and indices.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import cv2
 import numpy as np
 
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import join_names
-from mmseg_ext.own_dataset.annotations import class_masks
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
@@ -35,12 +33,13 @@ from mmseg_ext.own_dataset.annotations.index_map import (
     index_map,
 )
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
-from mmseg_ext.own_dataset.matching import MASK_SUFFIXES
+from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, keyed_files
 from mmseg_ext.own_dataset.selection import evenly
 
 _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
 _BLENDS = 3  # values; fewer can be classes at borders
+_MOST_SHOWN = 20  # classes; so many of blends are no table that a user can read
 _SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
 _MASKS_LOOKED_AT, _VALUES_LOOKED_AT = 8, 50  # of a mask, to find out whether they number objects
 _CERTAIN, _PERHAPS = "certain", "perhaps"
@@ -48,8 +47,9 @@ OBJECT = "object"
 OBJECT_VALUES = ("no object", OBJECT, "border")
 
 
+@dataclass
 class Masks(Reader):
-    """Masks with a gray value, palette index or color for each class, or a mask for each class."""
+    """Masks with a gray value, palette index or color for each class."""
 
     suffixes = MASK_SUFFIXES
     ignored = ("nodata",)
@@ -57,11 +57,9 @@ class Masks(Reader):
     can_have_classes = True
     has_background = False
 
-    binary: ClassVar[bool] = False  # see `read_mask`
+    binary: bool = False  # see `read_mask`
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        if annotation.classes:
-            return class_masks.read(annotation, sizes)
         with reading(annotation.path):
             found = at_image_size(read_mask(annotation.path, self.binary), sizes)
             for path in annotation.paths[1:]:
@@ -69,8 +67,6 @@ class Masks(Reader):
         return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        if any(part.annotation.classes for part in maps):
-            return class_masks.describe(maps)
         every = values_of(maps)
         codes = every - {NODATA}
         colored = _colors_count(codes)
@@ -92,11 +88,55 @@ class Masks(Reader):
         return legend
 
 
-class BinaryMasks(Masks):
-    """Black and white masks; gray values of smooth edges and of JPEG become one of the two."""
+@dataclass
+class ClassMasks(Reader):
+    """A mask of an image for each class; where they overlap, the last class counts."""
 
-    can_have_classes = False
-    binary = True
+    suffixes = MASK_SUFFIXES
+    has_background = False
+
+    binary: bool = False  # see `read_mask`
+
+    @classmethod
+    def find(cls, sources: Mapping[str, Path]) -> "ClassMasks":
+        """Return the masks of each class, of a folder or a pattern; see `keyed_files`.
+
+        Raises:
+            ValueError: also if there is no mask of a class.
+        """
+        annotations = []
+        for name, source in sources.items():
+            found = keyed_files(source, cls.suffixes)
+            if not found:
+                raise ValueError(f"{source}: no mask of {name}; save each as {cls.suffixes}")
+            annotations += [
+                Annotation(key, (path,), classes=(name,)) for path, key in found.items()
+            ]
+        return cls(annotations, is_pattern=True)
+
+    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+        values, notes = list(dict.fromkeys([BACKGROUND, *annotation.classes])), []
+        indices = np.empty(0)
+        for path, name in zip(annotation.paths, annotation.classes, strict=True):
+            with reading(path):
+                mask = read_mask(path, self.binary)
+                is_class = index_of(np.array(mask.values)) > 0  # of each value
+                if is_class.sum() > 1:
+                    raise ValueError(
+                        f"the mask of one class has {is_class.sum()} values other than 0; if its "
+                        "edges are smooth, add --binary"
+                    )
+                mask = at_image_size(mask, sizes)
+            if not indices.size:
+                indices = np.zeros(mask.indices.shape, np.min_scalar_type(len(values)))
+                sizes = [mask.indices.shape]  # upright or turned, as the first one
+            indices[is_class[mask.indices]] = values.index(name)
+            notes += mask.notes
+        return IndexMap(values, indices, notes)
+
+    def describe(self, maps: Sequence[StoredMap]) -> Legend:
+        names = (name for annotation in self.annotations for name in annotation.classes)
+        return legend_of_names(list(dict.fromkeys([BACKGROUND, *names])))
 
 
 class ObjectMasks(Reader):
@@ -179,6 +219,8 @@ def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) ->
             legend.problem = f"{path}: {text}, or name the classes with --classes"
         return
     legend.hint = _hint_at_blends(legend, maps, number_of)
+    if legend.hint and count > _MOST_SHOWN:
+        legend.problem = f"{maps[0].annotation.path}: {legend.hint}"
     if objects == _PERHAPS and not legend.hint and not legend.names:
         legend.hint = (
             f"the {count} values are perhaps numbers or colors of objects, because most are one "
@@ -187,19 +229,24 @@ def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) ->
 
 
 def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> str:
-    """Return a hint if values are mostly between others, as interpolation makes them at borders."""
+    """Return a hint if values are mostly between others at borders, or alone, as noise of JPEG."""
     labels, texts = legend.labels, legend.texts
     if len(labels) < _BLENDS + 2:
         return ""
-    pixels: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # all, and between others
+    pixels: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # all, and blends of others
     files: dict[str, Path] = {}  # a mask with each text
     for part in evenly(maps, _MASKS_LOOKED_AT):
         indices = part.load()[:_SIDE, :_SIDE]
         mask = number_of(np.array(part.values)).astype(np.float32)[indices]
         is_between = (cv2.erode(mask, _AROUND) < mask) & (mask < cv2.dilate(mask, _AROUND))
+        is_alone = np.ones(mask.shape, bool)  # no neighbor in its row or column is equal
+        for here, there in ((is_alone, mask), (is_alone.T, mask.T)):
+            is_equal = there[1:] == there[:-1]
+            here[1:] &= ~is_equal
+            here[:-1] &= ~is_equal
         every = np.bincount(indices.ravel(), minlength=len(part.values))
-        between = np.bincount(indices[is_between], minlength=len(part.values))
-        for value, *counts in zip(part.values, every, between, strict=True):
+        blends = np.bincount(indices[is_between | is_alone], minlength=len(part.values))
+        for value, *counts in zip(part.values, every, blends, strict=True):
             text = texts.get(value, "")
             pixels[text] += counts
             files.setdefault(text, part.annotation.path)
@@ -208,12 +255,12 @@ def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callab
         return ""
     paths = list(dict.fromkeys(str(files[text]) for text in blends))
     todo = "export them again, resize them with nearest neighbor, or --ignore these values"
-    if {"0", "255"} <= set(labels.values()):
-        todo += "; for two classes start a new project with --binary"
+    if max(map(index_of, texts)) > 127:
+        todo = f"for two classes start a new project with --binary; else {todo}"
     return (
-        f"the masks look resized or smoothed, because {len(blends)} of {len(labels)} values "
-        f"({join_names(blends)}) are mostly between others at borders, as in "
-        f"{join_names(paths, 3)}; {todo}"
+        f"the masks look resized, smoothed or saved as JPEG, because {len(blends)} of "
+        f"{len(labels)} values ({join_names(blends)}) are mostly between others at borders, or "
+        f"single pixels, as in {join_names(paths, 3)}; {todo}"
     )
 
 

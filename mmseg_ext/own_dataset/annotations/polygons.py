@@ -6,14 +6,19 @@ cover earlier ones, or small ones large ones, and pixels in no shape are backgro
 
 import base64
 import io
+import re
+import unicodedata
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from mmseg_ext.errors import join_names
 from mmseg_ext.images.values import any_size
 from mmseg_ext.own_dataset.annotations.annotation import (
     BACKGROUND,
@@ -25,6 +30,8 @@ from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 
 Size = tuple[int, int]  # height and width
+_NUMBERED = re.compile(r"(.*[^\d\W])[\W_]*\d+")  # yolk1, yolk 2
+_MANY = 4  # names that differ only in their numbers; so many can be those of objects
 _NO_SIZE = "shapes without a size are read as on the upright photo, not as on the stored one"
 
 
@@ -66,17 +73,45 @@ class ShapeFiles(Reader):
                 found.notes = [*found.notes, _NO_SIZE]
             return found
 
+    def has_objects(self, annotation: Annotation) -> bool:
+        try:
+            return bool(self.parse(annotation, (1, 1))[0])
+        except Exception:  # any bytes can be in the file; there can be objects
+            return True
+
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         others = sorted(values_of(maps), key=lambda text: text.zfill(9) if text.isdigit() else text)
         legend = legend_of_names(list(dict.fromkeys([BACKGROUND, *self.names, *others])))
         legend.notes = self.notes
+        numbered: dict[str, list[str]] = defaultdict(list)
+        for text in legend.texts:
+            if found := _NUMBERED.fullmatch(text):
+                numbered[found[1]].append(text)
+        many = [same for same in numbered.values() if len(same) > _MANY]
+        if many:
+            legend.hint = (
+                f"{join_names(many[0])} are perhaps objects of one class; if they are, write one "
+                "name as the class of each in data/classes.csv of the project and run again"
+            )
         legend.colors = {text: self.colors[text] for text in legend.texts if text in self.colors}
         return legend
 
 
 def label_of(name: Any) -> str:
     """Return the label of a name in a file; labelme has one for the background."""
-    return BACKGROUND if name == "_background_" else str(name)
+    return BACKGROUND if name == "_background_" else unicodedata.normalize("NFC", str(name))
+
+
+def notes_on_equal(labels: Mapping[Any, str], path: Path) -> list[str]:
+    """Return a note for each label that several numbers of a file have."""
+    numbers: dict[str, list[str]] = defaultdict(list)
+    for number, label in labels.items():
+        numbers[label].append(str(number))
+    return [
+        f"{path}: {join_names(same)} are all called {label}, so they are one class"
+        for label, same in numbers.items()
+        if len(same) > 1
+    ]
 
 
 def _draw(every: Sequence[Shape], size: Size, small_last: bool) -> IndexMap:

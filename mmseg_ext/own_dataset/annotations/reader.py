@@ -50,7 +50,7 @@ class Reader:
     ignored: ClassVar[Sequence[str]] = ()  # texts that are ignored in any case
     names_images: ClassVar[bool] = False  # whether a file has the complete names of its images
     other_folder: ClassVar[str] = ""  # of VOC's layout, with annotations of another kind
-    can_have_classes: ClassVar[bool] = False  # whether several files can be of one class each
+    can_have_classes: ClassVar[bool] = False  # whether several masks can be of one class each
     has_background: ClassVar[bool] = True  # whether a pixel without annotation is background
 
     @classmethod
@@ -67,6 +67,10 @@ class Reader:
             LabelError: if the annotation cannot be read or has another size.
         """
         raise NotImplementedError
+
+    def has_objects(self, annotation: Annotation) -> bool:
+        """Return whether an annotation marks anything, as far as it is known without its image."""
+        return True
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         """Return the meaning of the values of all index maps."""

@@ -13,7 +13,13 @@ import numpy as np
 import yaml
 
 from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
-from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
+from mmseg_ext.own_dataset.annotations.polygons import (
+    Shape,
+    ShapeFiles,
+    Size,
+    label_of,
+    notes_on_equal,
+)
 
 
 @dataclass
@@ -34,9 +40,9 @@ class Yolo(ShapeFiles):
         pairs = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {int(number): label_of(name) for number, name in sorted(pairs)}
         reader: Any = super().find(folder)
-        reader.names, reader.labels = list(labels.values()), labels
+        reader.names, reader.labels = list(dict.fromkeys(labels.values())), labels
         if labels:
-            reader.notes = [f"names of classes: {file}"]
+            reader.notes = [f"names of classes: {file}", *notes_on_equal(labels, file)]
         return reader
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:

@@ -1,0 +1,196 @@
+"""`new_project`: a project from your images and annotations, with data, config and preview."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from mmseg_ext.atomic_write import write_text
+from mmseg_ext.converters import package_weights
+from mmseg_ext.errors import CheckpointError, StackError, join_names
+from mmseg_ext.images.files import image_files
+from mmseg_ext.own_dataset.annotations.coco import Coco
+from mmseg_ext.own_dataset.annotations.geojson import Geojson
+from mmseg_ext.own_dataset.annotations.labelme import Labelme
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks, ObjectMasks
+from mmseg_ext.own_dataset.annotations.reader import Reader
+from mmseg_ext.own_dataset.annotations.yolo import Yolo
+from mmseg_ext.own_dataset.channels import measure_images
+from mmseg_ext.own_dataset.config_file import (
+    add_note_on_crops,
+    add_note_on_reduction,
+    follow_classes,
+    write_config,
+)
+from mmseg_ext.own_dataset.item import Rank
+from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
+from mmseg_ext.own_dataset.project import Project, make_project
+from mmseg_ext.own_dataset.splits import SplitRule
+from mmseg_ext.own_dataset.starting_weights import starting_weights
+
+_READERS = {
+    "masks": Masks,
+    "labelme": Labelme,
+    "yolo": Yolo,
+    "geojson": Geojson,
+}
+_QUOTES = re.compile(r'["\\\n]')  # as in my"project
+
+
+@dataclass
+class NewProject(Project):
+    """A project with its config.
+
+    Attributes:
+        config: the path of the config.
+        about: what the config starts from, or that it is kept.
+        trains: whether the config fits the data; if not, `about` says what to do.
+    """
+
+    config: Path
+    about: str
+    trains: bool = True
+
+
+def new_project(
+    folder: str | Path,
+    images: str | Path,
+    *,
+    masks: str | Path | Mapping[str, str | Path] | None = None,
+    coco: Sequence[str | Path] | None = None,
+    labelme: str | Path | None = None,
+    yolo: str | Path | None = None,
+    geojson: str | Path | None = None,
+    objects: bool = False,
+    binary: bool = False,
+    background_without_annotation: bool = False,
+    classes: Sequence[str] | None = None,
+    ignore: Sequence[str] = (),
+    val: float = 0.2,
+    test: float = 0,
+    fold: str = "",
+    group: str = "",
+    groups: bool = True,
+    split: Mapping[str, str | Path] | None = None,
+    rgb: Sequence[int] | None = None,
+    tiles: bool = False,
+    start: str = "imagenet",
+) -> NewProject:
+    """Make or update a project: `data`, `config.py`, `preview.png` and `left_out.txt` in `folder`.
+
+    Images and annotations are paired by their names; folders train, val and test are the splits.
+    Further runs add images, and keep the splits, the classes and the config. docs/own_dataset.md
+    explains the arguments.
+
+    Args:
+        images: folder, or a pattern such as `photos/*_rgb.png`; folders are searched completely.
+        masks, coco, labelme, yolo, geojson: the annotations; give one of them. Masks of one class
+            each are a folder or a pattern for the name of each class.
+        objects: masks have a number per object.
+        binary: masks are black and white, perhaps with smooth edges.
+        background_without_annotation: photos without annotation show only background.
+        classes: names in the order of the values; further runs follow `data/classes.csv`.
+        ignore: values, colors (#rrggbb) or names that are ignored.
+        val, test: shares of the images, 0 to 1.
+        fold: part and number of parts, as "2/5"; this part of the images is val.
+        group: pattern; images whose names have the same text for its * stay in one split. A number
+            keeps so many frames in a row together.
+        groups: whether copies of a photo stay in one split, too.
+        split: a file with names of images for each split.
+        rgb: bands, from 1, that pictures show as red, green and blue.
+        tiles: train on parts of the images in full resolution.
+        start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint.
+
+    Raises:
+        ValueError: if an argument is wrong, or no image has an annotation.
+        LabelError: if a file with all annotations cannot be read.
+    """
+    folder = Path(folder)
+    if _QUOTES.search(str(folder.absolute())):  # mmengine puts it into the config
+        raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
+    lists = {name: Path(file) for name, file in (split or {}).items()}
+    rule = SplitRule(val, test, group, groups, fold, lists)
+    weights = starting_weights(start)  # a wrong name is found before anything is read
+    sources = {
+        "masks": masks,
+        "coco": coco,
+        "labelme": labelme,
+        "yolo": yolo,
+        "geojson": geojson,
+    }
+    reader = _find_annotations(sources, objects, binary)
+    if background_without_annotation and masks:
+        raise ValueError(
+            "--background-without-annotation: is for polygons; save a mask of only background for "
+            "each photo without objects"
+        )
+    reader.missing_is_background = background_without_annotation
+    made = make_project(folder, Path(images), reader, rule, classes, ignore)
+    left_out = [f"{note}\n" for note in made.notes if note.rank == Rank.LEFT_OUT]
+    write_text("".join(left_out), folder / "left_out.txt")
+    config, trains = folder / "config.py", True
+    notes = made.notes
+    if config.exists():
+        about = "exists, unchanged except for classes"
+        if not follow_classes(config, made):
+            trains = False
+            before = join_names(list(Config.fromfile(config).get("classes", ())))
+            about = (
+                f"has the classes {before}, and the data {join_names(made.classes.names)}; delete "
+                "the config and run the same command again"
+            )
+    else:
+        channels = measure_images(image_files(folder / "data/images/train", recursive=True))
+        write_config(folder, made, weights, tiles, channels, rgb)
+        about = f"training starts from {weights.about}"
+        for band in channels.alpha if channels else ():
+            text = f"band {band + 1} is declared as alpha, but has content, so it is kept"
+            notes.add(Rank.LABELS, f"{text}; if it is alpha, save the images without it")
+        if channels:
+            text = f"{channels.count} bands, with their ranges of values in {config}"
+            notes.add(Rank.HINT, text)
+        if weights.checkpoint and weights.checkpoint.startswith(package_weights.SCHEME):
+            try:
+                package_weights.load_from_package(weights.checkpoint)
+            except (CheckpointError, StackError) as error:
+                notes.add(Rank.TRAINING, f"the training needs {error}")
+    if trains:
+        settings = Config.fromfile(config)
+        mode = settings.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
+        side = max(settings.get("scale", [0]))
+        if mode == "whole" and side:
+            add_note_on_reduction(made.splits[0], side, notes)
+        if side and settings.get("crop_size") and settings.get("train_pipeline"):
+            add_note_on_crops(made.splits[0], settings, notes)
+        write_preview(settings, made.splits, folder / PREVIEW)
+    return NewProject(made.items, made.classes, made.splits, notes, config, about, trains)
+
+
+def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -> Reader:
+    """Return the annotations of the only source that is given."""
+    given = [name for name, source in sources.items() if source]
+    if len(given) != 1:
+        raise ValueError(f"new_project: give one of {', '.join(sources)}, not {len(given)}")
+    (name,) = given
+    source = sources[name]
+    for flag, is_set in (("objects", objects), ("binary", binary)):
+        if is_set and name != "masks":
+            raise ValueError(f"--{flag}: reads masks; give --masks DIR")
+    if objects and binary:
+        raise ValueError("--objects, --binary: masks either number objects or are black and white")
+    if name == "coco":
+        return Coco.find([Path(file) for file in source])
+    if isinstance(source, Mapping):
+        if objects:
+            first = next(iter(source.values()))
+            raise ValueError(f"--objects: has no classes; write --masks {first}")
+        reader = ClassMasks.find({text: Path(path) for text, path in source.items()})
+    else:
+        kind = ObjectMasks if objects else _READERS[name]
+        reader = kind.find(Path(source))
+    if isinstance(reader, Masks | ClassMasks):
+        reader.binary = binary
+    return reader

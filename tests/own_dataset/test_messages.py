@@ -1,0 +1,132 @@
+"""Tables of wrong input of `new_project`: the files and flags, and what the one line says."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from mmseg_ext import commands
+from tests.datasets.trees import random_image, save
+from tests.messages import check_message
+
+SIZE = (40, 30)  # width, height
+FLAGS = ("--coco", "--labelme", "--geojson", "--masks", "--yolo")
+MASK = np.arange(30, dtype=np.uint8)[:, None].repeat(40, 1) // 10
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+CVAT = "<?xml?>\n<annotations>\n<version>1.1</version>\n</annotations>"
+POLYGON = "0 0.1 0.1 0.5 0.1 0.5 0.5"
+SHAPE = dict(label="house", shape_type="mask", points=[[0, 0], [9, 9]])
+NESTED = '{"images": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+# JSON of other formats, and the word of the next step. Each is tried with all flags but its own.
+JSON = [
+    ({"_via_img_metadata": {"a": {"regions": [], "file_attributes": {}}}}, "VIA"),
+    ({"a.jpg9": {"filename": "a.jpg", "regions": [], "file_attributes": {}}}, "VIA"),
+    ({"description": "", "tags": [], "size": {}, "objects": []}, "Supervisely"),
+    ([{"id": 1, "annotations": [{"lead_time": 1, "result": []}], "data": {}}], "Label Studio"),
+    ({"info": {}, "categories": {}, "items": []}, "Datumaro"),
+    ([{"version": 0, "tags": [], "shapes": [], "tracks": []}], "CVAT"),
+    ({"type": "FeatureCollection", "features": []}, "--geojson"),
+    ({"shapes": [], "imagePath": "a.jpg"}, "--labelme"),
+    ({"images": [], "annotations": [], "categories": []}, "--coco"),
+    (POINTER, "git lfs pull"),
+]
+# Files besides two photos, flags, the file with which the line starts, and what it also says.
+CASES = [
+    *[
+        (
+            {"x/a.json": content},
+            f"{flag} {'x/a.json' if flag == '--coco' else 'x'}",
+            "x/a.json",
+            [word],
+        )
+        for content, word in JSON
+        for flag in FLAGS
+        if flag != word
+    ],
+    *[
+        ({f"x/a.{ending}": CVAT}, flags, f"x/a.{ending}", [word])
+        for ending, word in {
+            "mp4": "video",
+            "nii": "NIfTI",
+            "nii.gz": "NIfTI",
+            "dcm": "DICOM",
+            "mat": "MATLAB",
+            "npy": "NumPy",
+            "txt": "--yolo",
+            "xml": "CVAT",
+        }.items()
+        for flags in ("--masks x", "--images x --masks images")
+    ],
+    *[
+        ({"c.json": text}, "--coco c.json", "c.json", [])
+        for text in ("{}", "text", "\0" * 999, NESTED)
+    ],
+    ({"x/a.txt": f"{POLYGON}\n0 0.5 0.5 0.2 0.2"}, "--yolo x", "x/a.txt", [2, 5, "box"]),
+    ({"x/a.txt": f"{POLYGON}\n{POLYGON} 0.9"}, "--yolo x", "x/a.txt", [2, 8]),
+    ({"x/a.txt": "house 0.1 0.1 0.2 0.2 0.1 0.3"}, "--yolo x", "x/a.txt", ["house"]),
+    ({"x/a.txt": POINTER}, "--yolo x", "x/a.txt", ["git lfs pull"]),
+    ({"x/a.png": POINTER, "x/b.png": POINTER}, "--masks x", "x/a.png", ["git lfs pull"]),
+    (
+        {f"y/{i}.png": POINTER for i in "ab"},
+        "--images y --masks images",
+        "y/a.png",
+        ["git lfs pull"],
+    ),
+    (
+        *({"x/a.txt": POLYGON, "x/data.yaml": "kpt_shape: [3, 2]\nnames: [person]"}, "--yolo x"),
+        *("x/data.yaml", ["poses", "polygons"]),
+    ),
+    (
+        {"x/a.json": dict(shapes=[SHAPE | dict(mask="no image")])},
+        "--labelme x",
+        "x/a.json",
+        ["house"],
+    ),
+    ({"x/a.json": dict(shapes=[SHAPE | dict(mask="bm8=")])}, "--labelme x", "x/a.json", ["house"]),
+    # An error is shown, too, if the file looks like another format.
+    (
+        {"x/a.json": dict(shapes=[{}], file_attributes=1)},
+        "--labelme x",
+        "x/a.json",
+        ["label", "VIA"],
+    ),
+    ({"x/c.json": dict(shapes=[], imagePath="")}, "--labelme x", "images", ["x/c.json", "rename"]),
+    ({"x/c.geojson": dict(features=[])}, "--geojson x", "images", ["x/c.geojson", "rename"]),
+    ({"x/c.txt": POLYGON}, "--yolo x", "images", ["x/c.txt", "rename"]),
+    ({"x/c.png": MASK}, "--masks x", "images", ["x/c.png", "rename"]),
+    ({}, "--masks x", "x", ["folder"]),
+    ({}, "--masks images/a.png", "images/a.png", ["folder"]),
+    ({"x/a.png": MASK}, "--masks y=x y=x", "--masks y=x", ["NAME=DIR"]),
+    ({"x/a.png": MASK}, "--masks x x", "--masks x", ["NAME=DIR"]),
+    ({"x/a.png": MASK}, "--masks y=z", "z", ["folder"]),
+    ({"x/a.png": MASK}, "--masks 'y=x/*_y.png'", "x/*_y.png", ["y"]),
+    ({"x/a.png": MASK}, "--masks y=x --objects", "--objects", ["--masks x"]),
+    ({"x/a.png": MASK}, "--masks y=x", "x/a.png", [2, "--binary"]),
+    (
+        *({"x/a.png": MASK}, "--masks x --background-without-annotation"),
+        *("--background-without-annotation", ["mask"]),
+    ),
+    ({"x/y/z": ""}, "--coco x", "x", ["JSON"]),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_wrong_input_is_one_line(case, tmp_path, capsys, monkeypatch):
+    files, flags, where, values = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate("ab"):
+        save(tmp_path / f"images/{name}.png", random_image(np.random.RandomState(i), SIZE))
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, np.ndarray):
+            save(path, content)
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+    assert commands.run("new_project", ["p", "--images", "images", *shlex.split(flags)]) == 1
+    error = capsys.readouterr().err
+    check_message(error.removeprefix("mmseg_ext: "), *values, where=where)
+    assert error.count("\n") == 1 and len(error) < 600 and "object at" not in error
+    assert not (tmp_path / "p").exists()
