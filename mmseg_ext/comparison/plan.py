@@ -166,9 +166,8 @@ def make_plan(
     for (column, model), cfg in cfgs.items():
         _prepare(cfg, evaluators[column], any(rate != 1 for rate in rates))
         paths[column, model] = path = out / "configs" / column / f"{model}.py"
-        if path.is_file() and path.read_text(encoding="utf-8") == cfg.pretty_text:
-            continue
-        if (column, model) in costs:  # else it did not build, and nothing has trained it
+        is_changed = path.is_file() and path.read_text(encoding="utf-8") != cfg.pretty_text
+        if is_changed and (column, model) in costs:  # else it did not build, and has no runs
             raise LaunchError(
                 f"{path}: has runs of other settings than {cfg.filename} has now; set another --out"
             )
