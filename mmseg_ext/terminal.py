@@ -45,6 +45,7 @@ _USELESS = (
 
 
 _FIRST_LINE, _NEXT_LINES = 10, 30  # seconds until a line of a slow training
+_SHARE = 0.1  # of the time, for validations
 
 
 def progress(items: Iterable, text: str, total: int) -> Iterable:
@@ -112,7 +113,7 @@ class ProgressHook(Hook):
     def before_train(self, runner) -> None:
         self.start = time.perf_counter()
         self.first = runner.iter
-        self.is_warm = self.is_estimated = False
+        self.is_warm = self.is_estimated = self.is_advised = False
         self.validation: float | None = None  # seconds of the last one
         self.next_time = self.start + _FIRST_LINE
         intervals = [hook.interval for hook in runner.hooks if isinstance(hook, LoggerHook)]
@@ -160,6 +161,32 @@ class ProgressHook(Hook):
         if is_main_process() and count and self.validation >= _FIRST_LINE:
             each = timedelta(seconds=round(self.validation))
             print(f"  the validation took {each}; {count} more follow", flush=True)
+            self._advise(runner)
+
+    def _advise(self, runner) -> None:
+        """Print once if validations take much of the time, and the interval that changes it.
+
+        The interval is not changed here, because equal runs would then differ with the machine.
+        """
+        loop, done, last = runner.train_loop, runner.iter + 1 - self.first, runner.max_iters
+        if self.is_advised or done < 3:
+            return
+        self.is_advised = True
+        # `start` is later by the time of validations, so these are seconds of iterations.
+        seconds = (self.start_of_validation + self.validation - self.start) / done
+        if isinstance(loop, EpochBasedTrainLoop):
+            seconds, last = seconds * len(loop.dataloader), loop.max_epochs
+
+        def share(interval: int) -> float:
+            return self.validation / (self.validation + interval * seconds)
+
+        if share(loop.val_interval) > _SHARE:
+            interval = min(last, round(self.validation * (1 / _SHARE - 1) / seconds))
+            print(
+                f"  validations take {share(loop.val_interval):.0%} of the time; "
+                f"train_cfg.val_interval={interval} makes it {share(interval):.0%}",
+                flush=True,
+            )
 
     def after_val_epoch(self, runner, metrics: dict[str, float] | None = None) -> None:
         if is_main_process():

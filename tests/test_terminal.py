@@ -80,6 +80,8 @@ def test_the_time_left_counts_validations(tmp_path, capsys, monkeypatch):
     left = [line.rpartition("it/s  ")[2] for line in lines if " left" in line]
     assert "  the validation took 0:00:40; 5 more follow" in lines
     assert left[1] == "0:03:40 left"  # 200 iterations of a tenth of a second, and 200
+    advice = "  validations take 89% of the time; train_cfg.val_interval=310 makes it 56%"
+    assert [line for line in lines if "of the time" in line] == [advice]  # 5 of 45 seconds train
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Image files: finding and reading them, and one error that names a file that does not decode.
+"""Image files: finding, naming and reading them, and one error for a file that does not decode.
 
 `read` decodes any image, by `values.read_pixels`, and `read_photo` one from its path. `decode`
 calls mmcv, for label maps and for loaders whose config chooses how mmcv reads. Decoders raise a
@@ -9,6 +9,8 @@ missing part of a truncated JPEG with gray.
 import contextlib
 import io
 import os
+import unicodedata
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +67,25 @@ def files_below(folder: Path) -> list[Path]:
 
 def _is_shown(name: str) -> bool:
     return not name.startswith(".")
+
+
+def comparable(text: str) -> str:
+    """Return a name as it is compared where its case and its form in Unicode do not count.
+
+    macOS writes é as two characters, and Windows finds A.JPG for a.jpg.
+    """
+    return unicodedata.normalize("NFC", text).casefold()
+
+
+def same_name(text: str, names: Collection[str]) -> str:
+    """Return the one of some names that equals a text, in any case if it is the only one.
+
+    Otherwise return the text.
+    """
+    if text in names:
+        return text
+    found = [name for name in names if comparable(name) == comparable(text)]
+    return found[0] if len(found) == 1 else text
 
 
 def read_photo(path: Path, page: int | None = None, most: int | None = None) -> Photo:

@@ -13,6 +13,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from mmcv.cnn.bricks.conv2d_adaptive_padding import Conv2dAdaptivePadding
 from mmengine.config import Config
 from mmengine.model.utils import revert_sync_batchnorm
 from mmseg.models import EncoderDecoder
@@ -288,16 +289,48 @@ class WholeImageSegmentor(nn.Module):
         )  # (B, classes, H, W)
 
 
-def _free_of_size(module: nn.Module) -> None:
-    """Replace mmsegmentation's `Upsample`, whose int() turns a size into a constant.
+class _SameConv2d(Conv2dAdaptivePadding):
+    """mmcv's convolution with TensorFlow's padding, for symbolic sizes.
 
-    For an integer factor torch's module computes the same.
+    mmcv writes a size twice, in a division and in a maximum, from which it never cancels. Behind
+    five of them an expression has a thousand terms, and the exporter takes minutes. Here it
+    cancels, and the size of the output is ceil(size / stride).
+    """
+
+    @staticmethod
+    def is_for(conv: nn.Module) -> bool:
+        """Return whether the padding is never negative, so no maximum is needed."""
+        return isinstance(conv, Conv2dAdaptivePadding) and all(
+            dilation * (kernel - 1) + 1 >= stride
+            for kernel, stride, dilation in zip(
+                conv.kernel_size, conv.stride, conv.dilation, strict=True
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = []
+        for axis in (1, 0):  # of the columns first
+            size, stride = x.shape[2 + axis], self.stride[axis]
+            covered = (size + stride - 1) // stride * stride - stride
+            total = covered + self.dilation[axis] * (self.kernel_size[axis] - 1) + 1 - size
+            padding += [total // 2, total - total // 2]
+        padded = F.pad(x, padding)
+        return F.conv2d(padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+def _free_of_size(module: nn.Module) -> None:
+    """Replace modules whose sizes the exporter cannot follow by equal ones.
+
+    mmsegmentation's `Upsample` turns a size into a constant with int(); for an integer factor
+    torch's module computes the same.
     """
     for name, child in module.named_children():
         factor: Any = getattr(child, "scale_factor", None)
         if isinstance(child, Upsample) and not child.size and factor % 1 == 0:
             upsample = nn.Upsample(None, factor, child.mode, child.align_corners)
             setattr(module, name, upsample)
+        elif _SameConv2d.is_for(child):
+            child.__class__ = _SameConv2d  # with the weights as they are
         else:
             _free_of_size(child)
 

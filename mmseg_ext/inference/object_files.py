@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mmseg_ext.atomic_write import write_text
+from mmseg_ext.images.files import same_name
 from mmseg_ext.inference.georeference import Georeference
 from mmseg_ext.inference.objects import (
     NO_OBJECTS,
@@ -56,10 +57,11 @@ class ObjectFiles:
         min_area: float | None = None,
         min_area_um2: float | None = None,
     ):
-        if unknown := [name for name in chosen or () if name not in classes]:
+        chosen = [same_name(name, classes) for name in chosen or ()]
+        if unknown := [name for name in chosen if name not in classes]:
             names = ", ".join(classes)
             raise ValueError(f"--classes {' '.join(unknown)}: the model has only {names}")
-        self.folder, self.formats, self.chosen = folder, formats, chosen
+        self.folder, self.formats, self.chosen = folder, formats, chosen or None
         if pixel_size is not None and not 0 < pixel_size < float("inf"):
             raise ValueError(f"--pixel-size={pixel_size:g}: choose a positive number")
         if min_area_um2 is not None:

@@ -165,7 +165,7 @@ def predict(
                     photo = declared(item.frame, colors=True)
                 result = predictor(photo)
                 objects = files.objects(result)
-                overlay = result.overlay(opacity, objects, with_labels, not add_frame, classes)
+                overlay = result.overlay(opacity, objects, with_labels, not add_frame, files.chosen)
                 # As in the file, without alpha that is no channel of the network.
                 values = photo.upright().bands(predictor.channels) if "csv" in formats else None
             except Exception as error:  # of any kind: decoders, the pipeline and the model raise it

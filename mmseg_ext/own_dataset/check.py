@@ -23,6 +23,7 @@ from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import inner_datasets, load_config
+from mmseg_ext.engine.run_checks import missing_images
 from mmseg_ext.errors import LabelError, LaunchError, UnreadableFileError, join_names
 from mmseg_ext.images.files import orientation, read_bytes
 from mmseg_ext.own_dataset.classes import CLASSES_FILE, read_classes
@@ -98,6 +99,8 @@ def check_dataset(
     problems, found, notes = [], [], Notes()
     for name, parts in sources.items():
         items = []
+        listed = sum(len(source.items) for source in parts)
+        notes.add(Rank.SCORE, missing_images(cfg, name, listed))
         for source in parts:
             for result in _read_all(source, workers):
                 if isinstance(result, Exception):
@@ -106,8 +109,7 @@ def check_dataset(
                     continue
                 item, note = result
                 items.append(item)
-                if note:
-                    notes.add(Rank.HINT, note, item.image)
+                notes.add(Rank.HINT, note, item.image)
         found.append(Split(name, classes, items))
         if np.count_nonzero(found[-1].pixels) == 1:
             message = (

@@ -23,10 +23,10 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.errors import join_names
+from mmseg_ext.images.files import same_name
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.reader import Legend, Reader
 from mmseg_ext.own_dataset.item import Notes, Rank
-from mmseg_ext.own_dataset.matching import same_name
 
 IGNORED = 255
 CLASSES_FILE = "classes.csv"
@@ -164,9 +164,11 @@ def choose_classes(
     # Colors have no order of their own: they get the one of a file that names them.
     if listed and not (names and not any(text.startswith("#") for text in labels.values())):
         order = list(listed)
-        if names and set(names) <= of_name.keys():
-            order = [of_name[name] for name in names]
-            given = [name for name in names if of_name[name] not in ignored]
+        named = [same_name(name, of_name) for name in names or ()]
+        if named and set(named) <= of_name.keys() and len(set(named)) == len(named):
+            order = [of_name[name] for name in named]
+            chosen = zip(names or (), order, strict=True)
+            given = [name for name, text in chosen if text not in ignored]
         order += [text for text in labels.values() if text not in order]
         if not names:
             void = [text for text in order if listed.get(text, "").lower() in _VOID]

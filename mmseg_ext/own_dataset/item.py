@@ -46,7 +46,9 @@ class Notes:
         self._of_text: dict[str, Note] = {}
 
     def add(self, rank: Rank, text: str, where: Any = "") -> None:
-        """Add a text, or only the place if the text is already there."""
+        """Add a text, or only the place if the text is already there; '' is none."""
+        if not text:
+            return
         note = self._of_text.setdefault(text, Note(rank, text))
         if where:
             note.places.append(str(where))

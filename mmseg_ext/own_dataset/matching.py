@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
-from mmseg_ext.images.files import files_below
+from mmseg_ext.images.files import comparable, files_below
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.formats import require_no_other
 
@@ -124,25 +124,6 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
         if found and len(found) < len(paths):
             return found
     return set()
-
-
-def comparable(text: str) -> str:
-    """Return a name as it is compared where its case and its form in Unicode do not count.
-
-    macOS writes é as two characters, and Windows finds A.JPG for a.jpg.
-    """
-    return unicodedata.normalize("NFC", text).casefold()
-
-
-def same_name(text: str, names: Collection[str]) -> str:
-    """Return the one of some names that equals a text, in any case if it is the only one.
-
-    Otherwise return the text.
-    """
-    if text in names:
-        return text
-    found = [name for name in names if comparable(name) == comparable(text)]
-    return found[0] if len(found) == 1 else text
 
 
 def fit(images: Sequence[Key], annotations: Sequence[Key], exact: bool = False) -> list[int | None]:

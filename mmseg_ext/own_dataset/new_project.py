@@ -178,7 +178,11 @@ def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -
     source = sources[name]
     for flag, is_set in (("objects", objects), ("binary", binary)):
         if is_set and name != "masks":
-            raise ValueError(f"--{flag}: reads masks; give --masks DIR")
+            todo = "give --masks DIR"
+            if objects:
+                todo += f", or run without it: --{name} draws all objects of a name as one class, "
+                todo += "and data/classes.csv can give yolk1, yolk2, ... one class"
+            raise ValueError(f"--{flag}: reads masks; {todo}")
     if objects and binary:
         raise ValueError("--objects, --binary: masks either number objects or are black and white")
     if name == "coco":

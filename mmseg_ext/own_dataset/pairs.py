@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import join_names
+from mmseg_ext.images.files import comparable
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
@@ -21,7 +22,6 @@ from mmseg_ext.own_dataset.item import Item, usable
 from mmseg_ext.own_dataset.matching import (
     Key,
     by_class,
-    comparable,
     fit,
     keyed_files,
     masks_among,

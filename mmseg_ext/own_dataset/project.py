@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
-from mmseg_ext.images.files import read, read_bytes
+from mmseg_ext.images.files import comparable, read, read_bytes
 from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.index_map import IndexMap
@@ -41,7 +41,6 @@ from mmseg_ext.own_dataset.copies import (
     small_version,
 )
 from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
-from mmseg_ext.own_dataset.matching import comparable
 from mmseg_ext.own_dataset.pairs import list_items, pair
 from mmseg_ext.own_dataset.split_lists import apply_lists
 from mmseg_ext.own_dataset.splits import (

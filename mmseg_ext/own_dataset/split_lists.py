@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmseg_ext.errors import join_names
-from mmseg_ext.images.files import read_bytes
+from mmseg_ext.images.files import comparable, read_bytes, same_name
 from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
-from mmseg_ext.own_dataset.matching import SPLIT_WORD, comparable, key_of, same_name
+from mmseg_ext.own_dataset.matching import SPLIT_WORD, key_of
 
 
 def _lists_of_voc(images: Path) -> dict[str, Path]:

@@ -22,9 +22,9 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
+from mmseg_ext.images.files import comparable, same_name
 from mmseg_ext.own_dataset.copies import Link
 from mmseg_ext.own_dataset.item import Item, Notes, Rank
-from mmseg_ext.own_dataset.matching import comparable, same_name
 
 _SPLITS_FILE = "splits.json"
 _FOLD_TEXT = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5

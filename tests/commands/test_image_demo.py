@@ -192,7 +192,7 @@ def test_only_chosen_classes_are_drawn_and_the_config_tells_the_least_area(tmp_p
         f"_base_ = {str(CONFIGS / f'{WEIGHTS.stem}.py')!r}\nmin_area = dict(nucleus=90)\n"
     )
     words = [str(image), str(config), str(WEIGHTS), "--out", str(tmp_path), "--csv"]
-    words += ["--classes", "nucleus", "border", "--opacity", "1"]
+    words += ["--classes", "Nucleus", "border", "--opacity", "1"]  # names in any case
     areas = {
         name: [found.area for found in Predictor(WEIGHTS.stem)(image).objects(name)]
         for name in ("nucleus", "border")

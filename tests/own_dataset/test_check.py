@@ -16,6 +16,7 @@ from mmseg_ext.own_dataset.item import Item, Notes
 from mmseg_ext.own_dataset.matching import Key
 from mmseg_ext.own_dataset.summary import Split, add_notes_on_pixels, print_splits
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
+from tests.messages import check_message
 
 SHAPE = SIZE[::-1]
 
@@ -108,6 +109,19 @@ def test_images_may_be_shared_on_purpose(tmp_path):
     cfg = tree.config()
     cfg.val_dataloader.dataset = cfg.train_dataloader.dataset
     assert [p.kind for p in check_dataset(cfg, ["train", "val"])[0]] == ["shared-image"] * 3
+
+
+def test_a_part_of_a_dataset_is_a_note(tmp_path):
+    """The number of files counts, also of those that are damaged."""
+    tree = make_tree("ade20k", tmp_path)
+    tree.image("train", 1).write_bytes(b"")
+    first = str(next(iter(check_dataset(tree.config()).notes)))
+    check_message(
+        first,
+        f"train has {len(tree.pairs['train'])} of 20,210 images",
+        where="train_dataloader: ",
+        todo="docs/data.md",
+    )
 
 
 def test_subset_of_classes(tmp_path, capsys):
