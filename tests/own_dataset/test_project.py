@@ -1101,7 +1101,7 @@ def test_names_that_recur_bring_a_note(name, counted, pattern, tmp_path, capsys)
     assert run(tmp_path) == 0
     (note,) = lines_with(capsys.readouterr().out, "--group")
     check_message(note, 4, todo=pattern)
-    assert sum(f"/{own} " in note or f"/{own};" in note for own in plants) == 2
+    assert sum(f"/{own} and " in note or f"/{own};" in note for own in plants) == 2
     shutil.rmtree(tmp_path / "project")
     assert run(tmp_path, *shlex.split(pattern)) == 0
     splits = splits_of(tmp_path)
