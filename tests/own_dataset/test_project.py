@@ -39,6 +39,7 @@ from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import CheckpointError
 
 # The config of 5,000 images, for which the command would take minutes.
+from mmseg_ext.own_dataset import config_file
 from mmseg_ext.own_dataset.classes import Classes, Row, read_classes
 from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.item import Item, Notes
@@ -407,12 +408,25 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert (np.array(Image.open(changed)) == 1).all()
 
 
+def test_the_least_area_follows_from_many_objects(tmp_path):
+    """Not from the ground, which is one object of each image."""
+    save_images(tmp_path / "images", 10)
+    for i in range(10):
+        label = np.zeros(SIZE[::-1], np.uint8)
+        for k in range(8):
+            label[4 * k : 4 * k + 3, 4 : 12 + k] = 10  # 24 to 45 pixels
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--classes", "ground", "bar") == 0
+    assert Config.fromfile(tmp_path / "project/config.py").min_area == {"bar": 24}
+
+
 def edit_classes(folder: Path, *lines: str) -> None:
     (folder / "project/data/classes.csv").write_text("\n".join(["text,class,color", *lines]))
 
 
-def test_classes_of_a_further_run(tmp_path, capsys):
+def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     """An edit of `classes.csv` reaches label maps and config; lines that the user added stay."""
+    monkeypatch.setattr(config_file, "LEAST_OBJECTS", 1)
     write_sources(tmp_path, 6)
     assert run(tmp_path) == 0
     before, config = label_maps(tmp_path), tmp_path / "project/config.py"
