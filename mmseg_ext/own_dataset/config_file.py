@@ -32,7 +32,8 @@ from mmseg_ext.own_dataset.summary import Split
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
-VALIDATIONS = 10  # in a training
+VALIDATIONS, LEAST_VALIDATIONS = 10, 2  # in a training
+BATCH = 4
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 _MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
@@ -111,12 +112,37 @@ def write_config(
     steps = STEPS_WITH_STEM if start.stem else STEPS
     iterations = min(steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
     parts |= dict(iterations=iterations, warmup=iterations // 20)
-    parts["interval"] = iterations // VALIDATIONS
+    parts |= dict(batch=BATCH, saving=iterations // VALIDATIONS)
+    val = next((split for split in splits if split.name == "val"), train)
+    side, trained = None if tiles else parts["side"], iterations * parts["crop"] ** 2
+    validations = _validations(val, side, trained)
+    parts["interval"] = iterations // validations
+    if validations < VALIDATIONS:
+        text = f"a validation of these images takes long, so a training has {validations}, not"
+        project.notes.add(Rank.HINT, f"{text} {VALIDATIONS}; train_cfg.val_interval changes it")
 
     text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
     write_text(Template(text).substitute(parts), folder / "config.py")
+
+
+def _validations(val: Split, side: int | None, trained: int) -> int:
+    """Return how many validations take at most a tenth of the time of the training, 2 to 10.
+
+    They are counted from sizes, because a measured time would differ between equal trainings. On a
+    CPU a pixel of the network takes 0.3, and a pixel of the photo, which is decoded, resized and
+    compared, 0.08 of the time of a trained pixel.
+
+    Args:
+        side: the long side that the network sees; None for the photo's.
+        trained: pixels of one image of all batches.
+    """
+    cost = 0.0
+    for (width, height), count in val.sizes.items():
+        scale = side / max(width, height) if side else 1
+        cost += count * width * height * (0.3 * scale**2 + 0.08)
+    return int(np.clip(0.1 * BATCH * trained / max(cost, 1), LEAST_VALIDATIONS, VALIDATIONS))
 
 
 def _network_parts(start: Start) -> dict[str, Any]:
