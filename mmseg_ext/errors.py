@@ -45,10 +45,12 @@ class LabelError(ValueError):
 
 
 def pointer_problem(data: bytes) -> str:
-    """Return what is wrong if a file's content is only a pointer of Git LFS, else nothing."""
-    if not data.startswith(b"version https://git-lfs"):
-        return ""
-    return "is a pointer of Git LFS instead of the file; run: git lfs pull"
+    """Return what is wrong if Git stored a pointer or changed line ends of a file, else nothing."""
+    if data.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS instead of the file; run: git lfs pull"
+    if data.startswith((b"\x89PNG\n\x1a", b"\x89PNG\r\r\n")):
+        return "is a PNG that was changed as if it were text; get the file again in another way"
+    return ""
 
 
 def labels_outside(num_classes: int, found: object, expected: str, ignored: int) -> str:

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.inference.objects import BORDER
+from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
@@ -38,7 +38,8 @@ NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which t
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 _MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
 SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
-_SPECKS = 1  # percent of the labeled objects that can be smaller than `min_area`
+# `min_area`: percent of the labeled objects that can be smaller, and objects that a class needs.
+_SPECKS, LEAST_OBJECTS = 1, 50
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
@@ -252,7 +253,8 @@ def _class_weights(share: np.ndarray) -> list[float] | None:
 def _least_areas(train: Split) -> dict[str, int]:
     """Return the area in pixels that 99 % of the labeled objects of a class have, by its name.
 
-    An object is a connected component of one of up to thirty label maps.
+    An object is a connected component of one of up to thirty label maps. Classes with few objects,
+    such as a ground that is one component of each image, say nothing of the smallest ones.
     """
     areas: list[list[int]] = [[] for _ in train.classes]
     for item in evenly(train.items, _MAPS_WITH_OBJECTS):
@@ -263,7 +265,7 @@ def _least_areas(train: Split) -> dict[str, int]:
             areas[i] += stats[1:, cv2.CC_STAT_AREA].tolist()
     found = {}
     for name, own in zip(train.classes, areas, strict=True):
-        if own:
+        if len(own) >= LEAST_OBJECTS and name not in NO_OBJECTS:
             found[name] = int(np.percentile(own, _SPECKS))
     return found
 

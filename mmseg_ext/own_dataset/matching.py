@@ -90,7 +90,7 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
             found = name_part.fullmatch(path.name)
             keys[path] = key_of(relative.with_name(found[1] if found else path.name))
     if not keys and pattern == "*":
-        require_no_other(folder)
+        require_no_other(folder, suffixes)
     return keys
 
 

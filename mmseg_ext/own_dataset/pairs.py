@@ -4,9 +4,10 @@ The files of both can share a folder. `pair` compares their names (`matching`).
 """
 
 import os
+import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mmseg_ext.errors import join_names
 from mmseg_ext.images.files import comparable
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.annotation import Annotation
-from mmseg_ext.own_dataset.annotations.formats import format_of
+from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.item import Item, usable
 from mmseg_ext.own_dataset.matching import (
@@ -74,10 +75,37 @@ def list_items(folder: Path, reader: Reader, data: Path) -> list[Item]:
         todo = f"save each {what} as {', '.join(suffixes)}"
         if images and is_among_images:
             todo = "names do not tell masks from images; use folders, such as images and masks"
+            if patterns := _patterns_of_masks(images):
+                todo = f"names do not tell masks from images; give {' or '.join(patterns)}"
+            else:
+                require_no_other(folder)  # nothing, if it is a pattern
         there_are = f"there are {len(images)} images and {len(annotations)} annotations"
         raise ValueError(f"{folder}: {there_are}; {todo}")
     reader.annotations = annotations
     return [Item(path, key) for path, key in keys.items() if path in images]
+
+
+def _patterns_of_masks(paths: Collection[Path]) -> list[str]:
+    """Return the flag for each ending, such as `_mask.png`, that half of the names have once more.
+
+    Then `a.png`, `a_mask.png` and `a_color.png` are in one folder.
+    """
+    stems = {path.with_suffix("") for path in paths}
+    folders: dict[str, set[Path]] = defaultdict(set)
+    count = Counter()
+    for path in paths:
+        for place in re.finditer(r"[\W_]+(?=.*[^\W\d_])", path.stem):
+            if path.with_name(path.stem[: place.start()]) in stems:
+                ending = path.name[place.start() :]
+                folders[ending].add(path.parent)
+                count[ending] += 1
+                break
+    shown = len(paths) - count.total()
+    patterns = []
+    for ending, own in sorted(folders.items()):
+        if 2 * count[ending] >= shown:
+            patterns.append(f"--masks {shlex.quote(f'{os.path.commonpath(own)}/*{ending}')}")
+    return patterns
 
 
 def pair(items: Sequence[Item], reader: Reader) -> list[str]:
@@ -217,12 +245,20 @@ def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) ->
 def _explain_no_pair(items: Sequence[Item], reader: Reader, repeated: Mapping[str, str]) -> str:
     """Return the reason why there is no pair, and the next step."""
     item, annotation = items[0], reader.annotations[0]
-    reason = f"compare {item.image} with {annotation.image_name or annotation.path}; rename them"
-    reason = repeated.get(item.key.path.name, reason)
+    reason = f"compare {item.image} with {annotation.image_name or annotation.path}"
+    if annotation.image_name:  # no pattern changes what a file has
+        todo = f"rename photos, or correct their names in {annotation.path}"
+    else:
+        ending = annotation.path.suffix
+        todo = (
+            "rename them, or give patterns whose * are the parts to compare, such as --images "
+            f"'DIR/*_photo{item.image.suffix}' {reader.flag} 'DIR/*_label{ending}'"
+        )
+    if item.key.path.name in repeated:
+        reason = repeated[item.key.path.name]
     if found := format_of(annotation.path, reader.flag):
-        reason = f"{annotation.path} {found}"
-    return (
-        f"{os.path.commonpath([item.image.parent for item in items])}: no image fits exactly one "
-        f"annotation; {reason}, or give patterns whose * are the parts to compare, such as "
-        "--images 'DIR/*_photo.jpg' --masks 'DIR/*_label.png'"
+        reason, todo = f"{annotation.path} {found}", ""
+    where = os.path.commonpath([item.image.parent for item in items])
+    return f"{where}: no image fits exactly one annotation; {reason}" + (
+        f"; {todo}" if todo else ""
     )

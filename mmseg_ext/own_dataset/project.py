@@ -119,13 +119,17 @@ def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes)
         ValueError: if no item can be read.
     """
     items = usable(items)
+    count = len(items)
     for number, item in enumerate(progress(items, "reading", len(items))):
         try:
             _read_item(item, reader, maps / str(number))
         except (LabelError, UnreadableFileError) as error:
             item.problem = str(error)
     if not usable(items):
-        raise ValueError(items[0].problem)
+        first = items[0].problem
+        raise ValueError(
+            f"none of {count} pairs can be read, the first: {first}" if count > 1 else first
+        )
     items = usable(items)
     _find_turned(items, notes)
     # Photos with as few colors as masks are masks, such as those of one class.

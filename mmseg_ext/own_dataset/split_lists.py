@@ -3,6 +3,7 @@
 A line has the name or the path of an image, with or without its suffix.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ def _lists_of_voc(images: Path) -> dict[str, Path]:
     for folder in (images, *images.absolute().parents[:2]):  # VOC2012/JPEGImages/*.jpg
         for file in sorted(folder.glob("ImageSets/Segmentation/*.txt")):
             if found := SPLIT_WORD.fullmatch(file.stem):  # Validation.txt, not trainval.txt
-                lists.setdefault(found[1].lower(), file)
+                shown = file if images.is_absolute() else Path(os.path.relpath(file))
+                lists.setdefault(found[1].lower(), shown)
     return lists
 
 
@@ -54,12 +56,12 @@ def apply_lists(
                 listed += found
             else:
                 unknown.append(line)
-        note = f"{file}: {len(listed)} images are in {split}"
-        if unknown:
-            note += f"; {len(unknown)} names fit no image or several, such as {join_names(unknown)}"
+        some = f"{len(unknown)} names fit no image or several, such as {join_names(unknown)}"
+        note = f"{file}: {len(listed)} images are in {split}" + (f"; {some}" if unknown else "")
         if given and not listed:
             raise ValueError(f"{note}; write a name per line, such as {items[0].image.stem}")
-        notes.add(Rank.HINT, note)
+        if listed or unknown:  # else it is empty
+            notes.add(Rank.HINT, note)
         for item in listed:
             if item.list_file not in (None, file):
                 raise ValueError(f"{file}: {item.image.name} is also in {item.list_file}; drop one")

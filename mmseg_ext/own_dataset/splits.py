@@ -30,9 +30,9 @@ _SPLITS_FILE = "splits.json"
 _FOLD_TEXT = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5
 _FOLD = "/fold"  # in this file; no image has this name
 _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d+\)?")  # foot_1, foot (12), scene3_0001
-_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")  # seq/frame_0012_left, by its last number
 _YEAR = re.compile(r"(19|20)\d\d")
 _ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
+_LABEL_STUDIO = re.compile(r"(?<![^/])(?=\d*[a-f])[0-9a-f]{8}-")  # 0a1b2c3d-
 # Of frames that follow one another, half are more alike than all but 5 % of different folders'.
 _LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR = 10, 0.5, 95
 
@@ -230,11 +230,14 @@ def _note_on_names(
         return
 
     # Frames of one video: neighbors by number are alike.
-    neighbors = []
-    every = _series(names)
-    for series in every:
-        if len({names[i] for i in series}) == len(series):  # else they begin anew in each split
-            neighbors += pairwise(series)
+    every = []
+    for series in _series(names):
+        of_number: dict[int, list[int]] = defaultdict(list)  # several if a tool made versions
+        for number, i in series:
+            of_number[number].append(i)
+        if not any(map(divided, of_number.values())):  # else they begin anew in each split
+            every.append([versions[0] for versions in of_number.values()])
+    neighbors = itertools.chain.from_iterable(map(pairwise, every))
     apart = [pair for pair in neighbors if divided(pair) and len(set(copies[[*pair]])) > 1]
     tested = {i for pair in apart for i in pair if items[i].split != "train"}
     count = sum(item.split != "train" for item in items)
@@ -274,19 +277,33 @@ def _is_thing(key: str, own: Sequence[int], names: Sequence[str]) -> bool:
     name = key.rpartition("/")[2]
     if any(names[i].startswith(f"{key}/") for i in own):  # a folder
         return any(map(str.isdigit, name)) and not _YEAR.fullmatch(name)
-    rests = [_ROBOFLOW.sub("", names[i]).removeprefix(key) for i in own]
+    plain = [_ROBOFLOW.sub("", names[i]) for i in own]
+    rests = [name.removeprefix(key) for name in plain]
+    if key not in plain and any("(" in rest for rest in rests):
+        return False  # img(1), img(2), ... are numbers of a download; x and x (1) are one thing
     if max(map(len, re.findall(r"\d+", " ".join(rests))), default=0) <= 2:
         return True
     return any(map(str.isdigit, name)) and not _YEAR.fullmatch(name)
 
 
-def _series(names: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of names that differ only by their last number, in its order."""
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+def _series(names: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """Return names that differ only by a number: this and the index of each, in its order.
+
+    It is the last number that differs, as in `frame_0012_640x480`, without those that tools add.
+    """
+    similar: dict[tuple[str, ...], list[tuple[int, list[str]]]] = defaultdict(list)
     for i, name in enumerate(names):
-        if fit := _NUMBERED.fullmatch(name):
-            found[f"{fit[1]}*{fit[3]}"].append((int(fit[2]), i))
-    return [[i for _, i in sorted(own)] for own in found.values() if len(own) > 1]
+        parts = re.split(r"(\d+)", _LABEL_STUDIO.sub("", _ROBOFLOW.sub("", name)))
+        similar[tuple(parts[::2])].append((i, parts))
+    every = []
+    for own in similar.values():
+        columns = list(zip(*(parts for _, parts in own), strict=True))
+        place = max((n for n in range(1, len(columns), 2) if len(set(columns[n])) > 1), default=0)
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for i, parts in own if place else ():
+            found["".join(parts[:place])].append((int(parts[place]), i))
+        every += [sorted(series) for series in found.values() if len(series) > 1]
+    return every
 
 
 def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
@@ -324,7 +341,7 @@ def _find_flag(
                 found = connect(len(names), find_groups(names, pattern))
                 if np.array_equal(found, wanted):
                     return f"--group {shlex.quote(pattern)}"
-    return "--split"
+    return "--split train=FILE val=FILE, lists with a name per line"
 
 
 class _Unit(NamedTuple):
@@ -472,7 +489,7 @@ def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
     """Yield the numbers of names that have the same text for the * of `pattern`, as `find_copies`.
 
     It ends at the first place with the text after *: `scene*_` finds 4 in `scene4_1_left`. For a
-    number such as 20 these are names that differ only by their last number, in rows of 20.
+    number such as 20 these are names that differ only by a number, in rows of 20.
 
     Raises:
         ValueError: if the pattern has not one *, fits no name, or the same part of all names.
@@ -480,9 +497,9 @@ def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
     parts: dict[str, list[int]] = defaultdict(list)
     if pattern.isdigit() and int(pattern):
         for series in _series(names):
-            numbers = [int(re.findall(r"\d+", names[i])[-1]) for i in series]
-            step = max(1, int(np.median(np.diff(numbers))))  # a video can have every tenth frame
-            for i, number in zip(series, numbers, strict=True):
+            steps = np.diff(sorted({number for number, _ in series}))
+            step = int(np.median(steps)) if len(steps) else 1  # a video can have every tenth frame
+            for number, i in series:
                 parts[f"{series[0]}: {number // (step * int(pattern))}"].append(i)
     else:
         start, star, end = pattern.partition("*")

@@ -1,5 +1,6 @@
 """Names of classes from the files of annotation tools, and masks of blended or declared values."""
 
+import json
 from pathlib import Path
 
 import cv2
@@ -155,6 +156,7 @@ CAMVID = "".join(
     for name, (red, green, blue) in zip(NAMES, COLORS.tolist(), strict=True)
 )
 LINES = "\n".join(NAMES)
+BY_NUMBER = {str(i): name for i, name in enumerate(NAMES)}
 # The file and its text, the masks, the classes, and what `values:` prints.
 FILES = {
     "class_dict.csv": (KAGGLE, colors, NAMES, "#fa3253 is big cat, #33ddff is dog, #24b353 is cow"),
@@ -185,6 +187,14 @@ FILES = {
     "labelmap.txt with parts": (
         LABELMAP.replace("83::", "83:head,tail:sits"),
         *(colors, NAMES, "#fa3253 is big cat, #33ddff is dog, #24b353 is cow"),
+    ),
+    "dataset_meta.json": (
+        json.dumps(dict(label_map=BY_NUMBER, segmentation_colors=COLORS.tolist())),
+        *(colors, NAMES, "#fa3253 is big cat, #33ddff is dog, #24b353 is cow"),
+    ),
+    "dataset_meta.json of gray": (
+        json.dumps(dict(label_map=BY_NUMBER)),
+        *(gray, NAMES, "0 is background, 1 is big cat, 2 is dog, 3 is cow"),
     ),
     "classes.txt of windows": (
         "\ufeffbackground\r\nbig cat\r\ndog\r\n\r\n",

@@ -39,6 +39,7 @@ from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import CheckpointError
 
 # The config of 5,000 images, for which the command would take minutes.
+from mmseg_ext.own_dataset import config_file
 from mmseg_ext.own_dataset.classes import Classes, Row, read_classes
 from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.item import Item, Notes
@@ -407,12 +408,25 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert (np.array(Image.open(changed)) == 1).all()
 
 
+def test_the_least_area_follows_from_many_objects(tmp_path):
+    """Not from the ground, which is one object of each image."""
+    save_images(tmp_path / "images", 10)
+    for i in range(10):
+        label = np.zeros(SIZE[::-1], np.uint8)
+        for k in range(8):
+            label[4 * k : 4 * k + 3, 4 : 12 + k] = 10  # 24 to 45 pixels
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--classes", "ground", "bar") == 0
+    assert Config.fromfile(tmp_path / "project/config.py").min_area == {"bar": 24}
+
+
 def edit_classes(folder: Path, *lines: str) -> None:
     (folder / "project/data/classes.csv").write_text("\n".join(["text,class,color", *lines]))
 
 
-def test_classes_of_a_further_run(tmp_path, capsys):
+def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     """An edit of `classes.csv` reaches label maps and config; lines that the user added stay."""
+    monkeypatch.setattr(config_file, "LEAST_OBJECTS", 1)
     write_sources(tmp_path, 6)
     assert run(tmp_path) == 0
     before, config = label_maps(tmp_path), tmp_path / "project/config.py"
@@ -1035,7 +1049,7 @@ def test_splits_from_lists(case, tmp_path, capsys):
     check_message(note, 1, where=f"note: {tmp_path / 'train.txt'}: ")
 
 
-def test_lists_of_voc(tmp_path, capsys):
+def test_lists_of_voc(tmp_path, capsys, monkeypatch):
     """They are found; lists that fit no photo, and the choice of an earlier run, change nothing."""
     save_images(tmp_path / "images", 6)
     for i in range(6):
@@ -1056,6 +1070,15 @@ def test_lists_of_voc(tmp_path, capsys):
     (lists / "val.txt").write_text("a\n")
     assert run(tmp_path) == 0
     assert splits_of(tmp_path)["val"] and str(lists / "val.txt") in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "project")
+    (lists / "val.txt").write_text("04\n")
+    (lists / "train.txt").write_text("01\n02\n03\n05\n")
+    (lists / "test.txt").write_text("")
+    monkeypatch.chdir(tmp_path / "images")
+    assert commands.run("new_project", ["../project", "--images", ".", "--masks", "../masks"]) == 0
+    out = capsys.readouterr().out
+    assert lines_with(out, "../ImageSets/Segmentation/val.txt") and str(tmp_path) not in out
+    assert "test.txt" not in out
 
 
 def test_bad_lists_are_one_line(tmp_path, capsys):
@@ -1147,7 +1170,7 @@ def test_numbers_that_begin_anew_in_each_split_bring_no_note(tmp_path, capsys):
     [
         (["p1/seq1", "p1/seq2", "p2/seq3"], "--group 'seq*/'"),
         (["a", "b", "c"], "--group '*/'"),
-        (["a/x", "b/x", "b/y"], "--split"),
+        (["a/x", "b/x", "b/y"], "--split train=FILE val=FILE"),
         (["a", "b", "c"], ""),
     ],
 )
@@ -1227,6 +1250,42 @@ def test_a_group_that_folders_keep_together_is_no_error(tmp_path, capsys):
         save(tmp_path / f"images/{own}.png", random_image(np.random.RandomState(9 * i + k), SIZE))
         save(tmp_path / f"masks/{own}.png", scene(i)[0])
     assert run(tmp_path, "--group", "*_") == 0
+    assert not lines_with(capsys.readouterr().out, "--group")
+
+
+NAMES_OF_FRAMES = (
+    "frame_{i:04d}_jpg.rf.{i:02d}f{i:03d}ab",  # Roboflow
+    "{i:02d}ab{i:04d}-frame_{i}",  # Label Studio
+    "frame_{i}_640x480",
+)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_FRAMES)
+@pytest.mark.parametrize("alike", [True, False])
+def test_frames_in_given_splits_bring_a_note(alike, name, tmp_path, capsys):
+    """The number of a frame is not the last one in names that a tool changes."""
+    noise = np.random.RandomState(1)
+    photo = random_image(noise, SIZE)
+    for i in range(30):
+        photo = random_image(noise, SIZE) if not alike else photo
+        photo = (0.8 * photo + 0.2 * random_image(noise, SIZE)).astype(np.uint8)
+        own = f"{('train', 'val')[i % 5 == 2]}/{name.format(i=i)}"
+        save(tmp_path / f"images/{own}.png", photo)
+        save(tmp_path / f"masks/{own}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "video")
+    assert len(notes) == alike
+    for note in notes:
+        check_message(note, "one folder", todo="--group 10")
+
+
+def test_numbers_of_a_download_bring_no_note(tmp_path, capsys):
+    for i, split in itertools.product(range(12), ("train", "val")):
+        own = f"{split}/{('img', 'fire')[i % 2]}({i + 20 * (split == 'val')})"
+        photo = random_image(np.random.RandomState(i + 50 * (split == "val")), SIZE)
+        save(tmp_path / f"images/{own}.png", photo)
+        save(tmp_path / f"masks/{own}.png", scene(i)[0])
+    assert run(tmp_path) == 0
     assert not lines_with(capsys.readouterr().out, "--group")
 
 

@@ -415,12 +415,21 @@ def test_photos_without_an_annotation(kind, tmp_path, capsys):
 def test_names_of_several_yolo_files(tmp_path):
     """`data.yaml` counts first; a note says where the names are from."""
     write_json(tmp_path / "labels/a.txt", "")
+    (tmp_path / "classes.txt").write_text("wall\n\ndoor\n")  # counts if no other file names them
+    (tmp_path / "labels/classes.txt").write_text("")
+    assert [own.path.name for own in Yolo.find(tmp_path / "labels").annotations] == ["a.txt"]
+    (tmp_path / "labels/classes.txt").unlink()
+    reader = Yolo.find(tmp_path / "labels")
+    assert dict(reader.labels) == {0: "wall", 1: "door"} and "classes.txt" in reader.notes[0]
     for name, text in (("compose", "a: ["), ("c", "names: [roof]"), ("data", "names: [house]")):
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
         reader = Yolo.find(tmp_path / "labels")
-        expected_names = {"compose": {}, "c": {0: "roof"}, "data": {0: "house"}}[name]
+        expected_names = {
+            "compose": {0: "wall", 1: "door"},
+            "c": {0: "roof"},
+            "data": {0: "house"},
+        }[name]
         assert dict(reader.labels) == expected_names
         notes = reader.describe([]).notes
-        assert [str(tmp_path / f"{name}.yaml") in note for note in notes] == [True] * (
-            len(expected_names)
-        )
+        file = "classes.txt" if name == "compose" else f"{name}.yaml"
+        assert [str(tmp_path / file) in note for note in notes] == [True]

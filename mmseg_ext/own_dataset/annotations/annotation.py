@@ -1,6 +1,7 @@
 """An annotation: where it is, and the errors that its files can have."""
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,8 +42,12 @@ def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
         reason = str(error).removeprefix(f"{path}: ")
         other = format_of(path, flag)
         todo = f"; it {other}" if other and other not in reason else ""
-        if not isinstance(error, (ValueError, OSError)):  # such as KeyError('shapes')
-            reason = repr(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"no JSON: {reason}"
+        elif not isinstance(error, (ValueError, OSError)):
+            # The name of a Python error, such as KeyError, tells a user nothing.
+            is_key = isinstance(error, KeyError) and error.args
+            reason = f"{error.args[0]!r} is missing" if is_key else reason or repr(error)
             todo = todo or "; docs/own_dataset.md shows which formats can be read"
         raise LabelError(f"{where}: cannot be read ({reason}){todo}") from error
 

@@ -3,12 +3,13 @@
 Without colors and values the first line names the value 0, or 1 if the background is missing.
 """
 
+import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
+from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, reading
 from mmseg_ext.own_dataset.annotations.codes import color_of
 
 _COLOR = r"(?P<key>\d+[\s,]+\d+[\s,]+\d+)"  # 64, 0, 128
@@ -22,6 +23,7 @@ _FILES = {
     "class_names.txt": _LINE,  # cat of labelme
     "codes.txt": _LINE,  # of fastai
     "classes.txt": _LINE,
+    "dataset_meta.json": "",  # of Datumaro, no lines
 }
 _LAST = 255  # the last value, which is mostly ignored
 
@@ -57,6 +59,16 @@ def _find_file(masks: Collection[Path]) -> Path | None:
 def _read(file: Path) -> list[tuple[str, str]]:
     """Return the name and the key of each line: #rrggbb, a value, or nothing."""
     found = []
+    if file.suffix == ".json":
+        with reading(file):
+            content = json.loads(file.read_bytes())
+            colors = content.get("segmentation_colors") or content["label_map"]
+            for name, key in zip(content["label_map"].values(), colors, strict=True):
+                is_color = isinstance(key, list)
+                found.append(
+                    (str(name), "#{:02x}{:02x}{:02x}".format(*key) if is_color else str(key))
+                )
+        return found
     for line in file.read_text(encoding="utf-8-sig", errors="replace").splitlines():
         if match := re.fullmatch(_FILES[file.name], line.strip()):
             values = list(map(int, re.findall(r"\d+", match["key"])))

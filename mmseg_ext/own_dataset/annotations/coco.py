@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mmseg_ext.errors import LabelError
 from mmseg_ext.images.files import files_below
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
@@ -50,22 +51,27 @@ class Coco(ShapeFiles):
             if path.is_dir():
                 found = [file for file in files_below(path) if file.suffix.lower() == ".json"]
             if not found:
-                require_no_other(path)
+                require_no_other(path, cls.suffixes)
                 raise ValueError(f"{path}: has no JSON file; give a file of COCO")
             files += found
         annotations: list[Annotation] = []
         names: dict[str, None] = {}  # in order, without repetitions
-        notes = []
+        notes, objects = [], []
         for path in files:
             with reading(path, cls.flag):
                 content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
                 categories = dict(sorted(_categories(content).items()))
                 names.update(dict.fromkeys(categories.values()))
                 notes += notes_on_equal(categories, path)
+                objects += content["annotations"]
                 split = split_in(path.stem)  # instances_val.json: its images are of the split val
                 if path not in paths:  # val/_annotations.coco.json
                     split = split or split_in(path.parent.name)
                 annotations += _annotations(path, content, categories, split)
+        drawn = (item.get("segmentation", "segments_info" in item) for item in objects)
+        if objects and not any(drawn):
+            text = f"has only boxes or points ({len(objects)} in all files)"
+            raise LabelError(f"{files[0]}: {text}; export polygons or masks")
         return cls(annotations, names=list(names), notes=notes)
 
     def has_objects(self, annotation: Annotation) -> bool:

@@ -1,35 +1,58 @@
-"""Formats that are not read: their marks, and the next step."""
+"""Formats that are not read, or by another flag: their marks, and the next step."""
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from mmseg_ext.errors import pointer_problem
+from mmseg_ext.errors import join_names, pointer_problem
 from mmseg_ext.images.files import files_below
 
-_CVAT = "of CVAT; there export COCO 1.0 or Segmentation mask 1.1"
+_TEXTS = (".json", ".geojson", ".ndjson", ".xml", ".txt")  # files in which texts are marks
+_DRAW = "draw its outlines as masks, as with cv2.fillPoly, and save PNG"
+_BOXES = "export polygons or masks, because boxes do not tell which pixels are objects"
+_COCO = "there export COCO"
+_DATUM = "datum convert -i DIR -f coco_instances -o NEW -if"
 _SLICES = "save each slice as TIFF, as docs/own_dataset.md shows"
-_VIA = "of VIA; there use Annotation > Export Annotations (COCO format)"
-_VIDEO = "a video; save frames, as with ffmpeg -i FILE -r 1 DIR/%05d.png"
-_OF_ENDING = {  # of a file's name
-    **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), _VIDEO),
-    **dict.fromkeys((".nii", ".nii.gz"), f"NIfTI; {_SLICES}"),
-    **dict.fromkeys((".dcm", ".dicom"), f"DICOM; {_SLICES}"),
-    ".mat": "of MATLAB; save an array of scipy.io.loadmat(FILE) as PNG",
-    ".npy": "of NumPy; save numpy.load(FILE) as PNG",
-    ".txt": "text, perhaps of YOLO; for polygons use --yolo DIR",
-}
-_OF_PARTS = (  # texts that all are in a file of JSON or XML
-    (["<annotations>"], _CVAT),
-    (['"tracks"', '"shapes"'], _CVAT),
-    (['"file_attributes"'], _VIA),
-    (['"objects"', '"size"', '"tags"'], "of Supervisely; there run the app Export to COCO"),
-    (['"lead_time"'], "of Label Studio; there export COCO"),
-    (
-        ['"items"', '"categories"'],
-        "of Datumaro; datum convert -if datumaro -i DIR -f coco_instances -o NEW",
-    ),
-    (['"shapes"', '"imagePath"'], "of labelme; use --labelme DIR"),
-    (['"features"'], "GeoJSON; use --geojson DIR"),
-    (['"images"', '"categories"'], "of COCO; use --coco FILE"),
+_FRAMES = "save frames, as with ffmpeg -i FILE -r 1 DIR/%05d.png"
+# Marks are endings of the name, or expressions that all fit in the file, such as keys of JSON and
+# the root of XML. The first row counts that has one of its endings, or all of its expressions.
+_FORMATS = (
+    (".mp4 .avi .mov .mkv .webm", "a video", _FRAMES),
+    (".nii .nii.gz", "NIfTI", _SLICES),
+    (".dcm .dicom", "DICOM", _SLICES),
+    (".nrrd .mha .mhd", "a volume", _SLICES),
+    (".mat", "of MATLAB", "save an array of scipy.io.loadmat(FILE) as PNG"),
+    (".npy .npz", "of NumPy", "save the array of numpy.load(FILE) as PNG"),
+    (".h5 .hdf5", "HDF5", "save its arrays as PNG, or photos as TIFF"),
+    (".svs .ndpi .czi .nd2 .lif", "of a microscope", "save regions as TIFF, as with QuPath"),
+    (".shp .gpkg .kml", "a map of shapes", "save masks, as with gdal_rasterize"),
+    ("_roiset.zip .roi", "of ImageJ", "there use Edit > Selection > Create Mask, and save PNG"),
+    (".zip .tar .gz .7z .rar", "an archive", "unpack it"),
+    ("^<annotations>", "of CVAT", "there export COCO 1.0 or Segmentation mask 1.1"),
+    ('"tracks" "shapes"', "of CVAT", "there export COCO 1.0 or Segmentation mask 1.1"),
+    (r"<Annotations\b <Regions\b", "of Aperio ImageScope", _DRAW),
+    (r"<ASAP_Annotations\b", "of ASAP", _DRAW),
+    (r"<annotation\b <polygon>", "of LabelMe 3", f"{_DATUM} label_me"),
+    (r"<annotation\b <bndbox>", "of VOC's boxes", _BOXES),
+    ('"file_attributes"', "of VIA", "there use Annotation > Export Annotations (COCO format)"),
+    ('"objects" "size" "tags"', "of Supervisely", "there run the app Export to COCO"),
+    ('"lead_time"', "of Label Studio", _COCO),
+    ('"annotations" "result" "data"', "of Label Studio", _COCO),
+    ('"items" "categories"', "of Datumaro", f"{_DATUM} datumaro"),
+    ('"annotations" "item" "slots"', "of V7 Darwin", _COCO),
+    ('"label_classes" "images"', "of Hasty", _COCO),
+    ('"samples" "task_type"', "of Segments.ai", "export_dataset(..., 'semantic') saves masks"),
+    ('"imgHeight" "objects"', "of Cityscapes", "use --masks 'gtFine/*_labelIds.png'"),
+    ('"asset" "regions"', "of VoTT", _DRAW),
+    ('"visitedAssetIds"', "of VoTT", _DRAW),
+    ('"data_row"', "of Labelbox", _DRAW),
+    ('"annotations" "coordinates" "image"', "of Create ML's boxes", _BOXES),
+    ('"shapes" "imagePath"', "of labelme", "use --labelme DIR"),
+    ('"features"', "GeoJSON", "use --geojson DIR"),
+    ('"images" "categories"', "of COCO", "use --coco FILE"),
+    (r"^\d+([^\S\n]+[\d.e-]+){4}[^\S\n]*$", "of YOLO's boxes", _BOXES),
+    (r"^\d+([^\S\n]+[\d.e-]+){6,}[^\S\n]*$", "of YOLO", "use --yolo DIR"),
 )
 
 
@@ -38,25 +61,34 @@ def format_of(path: Path, flag: str = "") -> str:
 
     Nothing, if the format is unknown or the one of `flag`.
     """
-    found = ""
-    if path.suffix.lower() in (".json", ".geojson", ".txt", ".xml"):
+    name, text = path.name.lower(), ""
+    if name.endswith(_TEXTS):
         text = path.read_text(errors="replace")
         if pointer := pointer_problem(text[:64].encode()):
             return pointer
-    for ending, format_and_step in _OF_ENDING.items():
-        if path.name.lower().endswith(ending):
-            found = format_and_step
-    if path.suffix.lower() in (".json", ".geojson", ".xml"):
-        for parts, format_and_step in reversed(_OF_PARTS):
-            if all(part in text for part in parts):
-                found = format_and_step
-    if not found or (flag and flag in found):
-        return ""
-    return f"is {found}"
+    for marks, form, step in _FORMATS:
+        if marks[0] in "._":
+            fits = name.endswith(tuple(marks.split()))
+        else:
+            fits = bool(text) and all(re.search(mark, text, re.M) for mark in marks.split())
+        if fits:
+            return "" if flag and flag in step else f"is {form}; {step}"
+    return ""
 
 
-def require_no_other(folder: Path) -> None:
-    """Raise ValueError if a folder without the expected files has files of another format."""
-    for path in files_below(folder):
+def require_no_other(folder: Path, suffixes: Sequence[str] = ()) -> None:
+    """Raise ValueError if a folder without the expected files has files of another format.
+
+    With `suffixes`, which the expected files have, an unknown format is an error, too.
+    """
+    paths = files_below(folder)
+    endings = Counter(path.suffix.lower() for path in paths)
+    for path in paths:
         if found := format_of(path):
-            raise ValueError(f"{path}: {found}")
+            count = endings[path.suffix.lower()]
+            others = f" ({count} {path.suffix} files in all)" if count > 1 else ""
+            raise ValueError(f"{path}: {found}{others}")
+    if endings and suffixes:
+        kinds = [f"{count} {ending}".strip() for ending, count in endings.most_common()]
+        todo = f"save each file as {', '.join(suffixes)}"
+        raise ValueError(f"{folder}: has only other files ({join_names(kinds, 3)}); {todo}")

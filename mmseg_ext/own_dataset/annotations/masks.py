@@ -284,10 +284,10 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     are_counted = differ and (from_one or in_few)
     if is_gray and are_counted and _count_regions(some, number_of).mean() <= 1.2:
         return _CERTAIN
-    if len(every) < _MANY:
-        return ""
     if is_gray and max(every) > 255:  # as 26001 is a car
         return _PERHAPS
+    if len(every) < _MANY:
+        return ""
     if (in_few or in_all) and (_count_regions(some, number_of) == 1).mean() > 0.6:
         return _PERHAPS
     return ""

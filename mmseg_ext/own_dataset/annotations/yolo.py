@@ -1,9 +1,11 @@
 """YOLO's segmentation: a .txt file of an image, in which each line is a class and a polygon.
 
 A line such as `0 0.1 0.1 0.5 0.1 0.3 0.4` has the number of a class, and points x, y as shares of
-the image. `data.yaml` names the classes. They follow the background by their numbers.
+the image. `data.yaml` or `classes.txt` names the classes, which follow the background by their
+numbers.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
+
+_OTHER = re.compile(r"classes\.txt$|README\b", re.I)  # files of tools without annotations
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Yolo(ShapeFiles):
         pairs = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {int(number): label_of(name) for number, name in sorted(pairs)}
         reader: Any = super().find(folder)
+        reader.annotations = [own for own in reader.annotations if not _OTHER.match(own.path.name)]
         reader.names, reader.labels = list(dict.fromkeys(labels.values())), labels
         if labels:
             reader.notes = [f"names of classes: {file}", *notes_on_equal(labels, file)]
@@ -65,8 +70,12 @@ class Yolo(ShapeFiles):
 
 
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a file with names, such as `data.yaml`, of a folder or two above, and its content."""
-    for place in (folder, *folder.absolute().parents[:2]):
+    """Return a file with names, `data.yaml` or `classes.txt`, and its content.
+
+    It is in the folder or at most two above; one of YAML counts before a list.
+    """
+    places = (folder, *folder.absolute().parents[:2])
+    for place in places:
         for file in sorted(place.glob("*.y*ml"), key=lambda file: (file.stem != "data", file)):
             if b"names:" not in file.read_bytes():
                 continue
@@ -75,4 +84,8 @@ def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
                 if "kpt_shape" in content:
                     raise ValueError("it describes poses; export polygons, YOLO segmentation")
             return file, content
+    for file in (place / "classes.txt" for place in places):
+        if file.is_file():
+            lines = file.read_text("utf-8-sig").splitlines()
+            return file, {"names": list(filter(None, map(str.strip, lines)))}
     return folder, {}
