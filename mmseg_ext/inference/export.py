@@ -324,13 +324,14 @@ def _free_of_size(module: nn.Module) -> None:
     mmsegmentation's `Upsample` turns a size into a constant with int(); for an integer factor
     torch's module computes the same.
     """
+    child: Any
     for name, child in module.named_children():
         factor: Any = getattr(child, "scale_factor", None)
-        if isinstance(child, Upsample) and not child.size and factor % 1 == 0:
+        if SameConv2d.is_for(child):
+            child.__class__ = SameConv2d  # with the weights as they are
+        elif isinstance(child, Upsample) and not child.size and factor % 1 == 0:
             upsample = nn.Upsample(None, factor, child.mode, child.align_corners)
             setattr(module, name, upsample)
-        elif SameConv2d.is_for(child):
-            child.__class__ = SameConv2d  # with the weights as they are
         else:
             _free_of_size(child)
 
