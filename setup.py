@@ -142,6 +142,7 @@ setup(
         "mmseg_ext": [
             "py.typed",
             "doctor/parity/*.npz",
+            "comparison/*.j2",
             "reports/*.j2",
             "own_dataset/*.txt",
             "weights/*",

@@ -16,8 +16,9 @@ from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 from torch import Tensor, nn
 
-from benchmarks.tables import command, compare_times
+from benchmarks.tables import command
 from mmseg_ext import register_all_modules
+from mmseg_ext.comparison.timing import compare_times
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)

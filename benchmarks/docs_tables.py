@@ -8,20 +8,21 @@ A table is between `<!-- table NAME -->` and `<!-- end of table -->`. docs/resul
 takes long or cannot be computed: `miou.json`, published results and our own; `reproduction.json`,
 the configs of each table in the papers; `model_zoo.json`, counts; `memory.json`, the memory of
 training steps and the plans for several GPUs, computed by version 1.0.0, which simulated a GPU;
-`camvid.json` and `camvid_imagenet.json`, runs of `benchmarks.camvid_table`; `gpu.json`, runs of
-`benchmarks.gpu`.
+`camvid.json` and `camvid_imagenet.json`, the heads and backbones that version 1.0.0 trained on
+CamVid; `gpu.json`, runs of `benchmarks.gpu`.
 """
 
 import argparse
 import json
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
 
-from benchmarks import camvid_rows
 from benchmarks.gpu.summary import hours, stage_summary
 from mmseg_ext import register_all_modules
 from mmseg_ext.cost.model_cost import Cost, cells, count_config, markdown
@@ -167,14 +168,109 @@ def reproduction_table() -> str:
     return markdown(headings, rows)
 
 
+# The titles of the recorded rows, and the tables: record, first heading, columns, rows.
+CAMVID_TITLES = {
+    "fcn": "FCN",
+    "psp": "PSP",
+    "danet": "DANet",
+    "ea": "`EAHead`",
+    "ea_jseg": "`JSegEAHead`",
+    "danet_ea": "`DANetEAHead`",
+    "danet_ea_alone": "`DANetEAHead`, no channel attention",
+    "masa": "`MaSAHead`, decomposed",
+    "masa_full": "`MaSAHead`, full",
+    "fpn_r18": "ResNet-18",
+    "fpn_lambda": "`LambdaResNet`",
+    "fpn_lambda_hybrid": "`LambdaResNet`, hybrid",
+    "fpn_rmt": "`RMT`",
+    "fpn_deepvit": "`DeepViT`",
+    "fpn_eamlp": "`EAMLP`",
+    "ea_s8": "8 slots",
+    "ea_s32": "32 slots",
+    "ea_s256": "256 slots",
+    "ea_softmax": "softmax over the slots",
+    "ea_tied": "one memory for keys and values",
+    "ea_jseg_s64": "`JSegEAHead`: 64 slots, 1x1 convolutions",
+}
+_COSTS = ["parameters, M", "GMAC", "ms"]
+_HEADS = ["mIoU", "against FCN", "far part, %"]
+_SLOTS = ["mIoU", "against `EAHead`", "far part, %"]
+CAMVID_TABLES = {
+    "camvid_heads": (
+        "camvid",
+        "head",
+        _HEADS + _COSTS,
+        "fcn psp danet ea ea_jseg danet_ea danet_ea_alone masa masa_full",
+    ),
+    "camvid_backbones": (
+        "camvid",
+        "backbone",
+        ["mIoU", "far part, %", *_COSTS],
+        "fpn_r18 fpn_lambda fpn_lambda_hybrid fpn_rmt fpn_deepvit fpn_eamlp",
+    ),
+    "camvid_ablations": (
+        "camvid",
+        "",
+        _SLOTS,
+        "ea ea_s8 ea_s32 ea_s256 ea_softmax ea_tied ea_jseg_s64",
+    ),
+    "camvid_imagenet_heads": (
+        "camvid_imagenet",
+        "head",
+        _HEADS + _COSTS[:2],
+        "fcn psp danet ea danet_ea masa",
+    ),
+    "camvid_imagenet_ablations": ("camvid_imagenet", "", _SLOTS, "ea ea_s8 ea_s256 ea_softmax"),
+}
+
+
+def camvid_table(name: str) -> str:
+    """Return a table of recorded runs; "against" columns compare with the first row."""
+    file, heading, columns, names = CAMVID_TABLES[name]
+    record: Any = results(file)
+    scores = {"mIoU": "miou", "far part, %": "far"}
+    of_rows: dict[str, list[dict]] = {row: [] for row in names.split()}
+    for run in record["runs"]:
+        if run["row"] in of_rows:
+            of_rows[run["row"]].append(run)
+    first, *_ = of_rows
+    base = {run["seed"]: run["miou"] for run in of_rows[first]}
+    lines = []
+    for row, runs in of_rows.items():
+        title = CAMVID_TITLES[row]
+        if heading == "" and row == "ea":
+            title += ": 64 slots, double normalization"
+        line = [title]
+        for column in columns:
+            values: list[float] = []
+            if column in scores:
+                values = [run[scores[column]] for run in runs if scores[column] in run]
+                line.append(f"{statistics.mean(values):.1f}" if values else "")
+                if len(values) > 1:
+                    line[-1] += f" ({min(values):.1f}-{max(values):.1f})"
+            elif column in _COSTS:
+                cost = record["costs"].get(row)
+                line.append("" if cost is None else _camvid_cost(cost)[column])
+            else:
+                values = [run["miou"] - base[run["seed"]] for run in runs if run["seed"] in base]
+                line.append(f"{statistics.mean(values):+.1f}" if values and row != first else "")
+        lines.append(line)
+    return markdown([heading, *columns], lines)
+
+
+def _camvid_cost(cost: dict) -> dict[str, str]:
+    return {
+        "parameters, M": f"{cost['parameters'] / 1e6:.2f}",
+        "GMAC": f"{cost['multiply_adds'] / 1e9:.2f}",
+        "ms": f"{cost.get('ms', 0):.0f}",
+    }
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "model_zoo": zoo_table,
     "reproduction": reproduction_table,
     "plans": plans_table,
-    **{
-        name: lambda name=name, record=record: camvid_rows.table(name, results(record))
-        for name, (record, *_) in camvid_rows.TABLES.items()
-    },
+    **{name: lambda name=name: camvid_table(name) for name in CAMVID_TABLES},
     "gpu_strips": lambda: stage_summary("strips", results("gpu")),
     "gpu_variants": lambda: stage_summary("variants", results("gpu")),
     "gpu_hours": lambda: hours(results("gpu")),

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from benchmarks.tables import (
     Case,
     command,
-    compare_times,
     in_published_order,
     inference_step,
     timed,
 )
 from mmseg_ext import register_all_modules
+from mmseg_ext.comparison.timing import compare_times
 from mmseg_ext.cost.model_cost import MultiplyAdds, count_multiply_adds
 from mmseg_ext.layers import ExternalAttention2d
 from mmseg_ext.layers._composed_external_attention import composed_attention

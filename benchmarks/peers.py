@@ -4,7 +4,12 @@
     PEERS/bin/python -m mmseg_ext train benchmarks/nuclei/unet.py --resume
     PEERS/bin/python -m benchmarks.nuclei_scores val benchmarks/nuclei/unet.py CHECKPOINT
 
-It trains on the nuclei with the data, crops, optimizer and iterations of ours.
+It trains on the nuclei with the data, crops, optimizer and iterations of ours. In equal minutes on
+a project of `new_project`, which gives the rows of docs/own_dataset.md:
+
+    cp benchmarks/nuclei/project_unet.py my_project/unet.py
+    PEERS/bin/python -m mmseg_ext compare my_project/config.py my_project/unet.py \
+        --minutes 5 --rates 1 0.25 --seeds 0 1
 """
 
 import site

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from benchmarks.tables import command, compare_times
+from benchmarks.tables import command
 from mmseg_ext import Predictor, get_model
+from mmseg_ext.comparison.timing import compare_times
 
 NAME = "ea_r101_voc_45k"
 

@@ -15,8 +15,9 @@ from torch import nn
 
 from benchmarks.reference.lambda_layer import PlainLambdaLayer, conv3d
 from benchmarks.reference.manhattan_attention import PlainRMT
-from benchmarks.tables import Part, command, compare_times, in_published_order
+from benchmarks.tables import Part, command, in_published_order
 from mmseg_ext import get_model
+from mmseg_ext.comparison.timing import compare_times
 from mmseg_ext.layers import LambdaLayer
 
 SIZE = (512, 512)

@@ -1,32 +1,17 @@
-"""Time and peak memory of functions that take turns; tables and command line of the benchmarks."""
+"""Tables and command line of the benchmarks."""
 
 import argparse
-import ctypes
-import gc
-import math
 import os
 import platform
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from mmseg_ext.comparison.timing import compare_times
 from mmseg_ext.cost.model_cost import markdown
-
-MEBI = 2**20
-
-
-class Result(NamedTuple):
-    """Median milliseconds, median of time / first function's time, peak MiB above the start."""
-
-    ms: float
-    ratio: float
-    mib: float
 
 
 def machine(device: str | torch.device = "cpu") -> str:
@@ -36,60 +21,6 @@ def machine(device: str | torch.device = "cpu") -> str:
     else:
         name = f"{os.cpu_count()}-core {platform.machine()} CPU, {torch.get_num_threads()} threads"
     return f"{name}, torch {torch.__version__}"
-
-
-def compare_times(
-    functions: Mapping[str, Callable[[], object]],
-    rounds: int = 5,
-    device: str = "cpu",
-) -> dict[str, Result]:
-    """Measure time and memory of each function, after one round of warm-up.
-
-    The functions take turns, so a machine that gets slower affects all of them. With one thread on
-    a CPU the time is the processor's, to which other programs do not count.
-    """
-    alone = device == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
-
-    def seconds(function: Callable[[], object]) -> float:
-        start = clock()
-        function()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        return clock() - start
-
-    times = np.array([[*map(seconds, functions.values())] for _ in range(1 + rounds)])[1:]
-    milliseconds, ratios = 1e3 * np.median(times, 0), np.median(times / times[:, :1], 0)
-    memory = [peak_memory(function, device) / MEBI for function in functions.values()]
-    results = map(Result, milliseconds.tolist(), ratios.tolist(), memory)
-    return dict(zip(functions, results, strict=True))
-
-
-def peak_memory(function: Callable[[], object], device: str = "cpu") -> float:
-    """Measure the bytes that one call needs in addition to those in use before it.
-
-    On a GPU this is the allocator's peak; on a CPU it is the peak resident set, and nan outside
-    Linux. Call the function once before: the first call of a kernel also loads libraries.
-    """
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
-        start = torch.cuda.memory_allocated(device)
-        function()
-        return torch.cuda.max_memory_allocated(device) - start
-    reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return math.nan
-    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps would hide the peak
-    reset.write_text("5")  # resets VmHWM to the current resident set
-    start = _resident("VmRSS")
-    function()
-    return _resident("VmHWM") - start
-
-
-def _resident(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split(f"{field}:")[1].split()[0]) * 1024
 
 
 def inference_step(module: nn.Module, x: Tensor) -> Callable[[], object]:

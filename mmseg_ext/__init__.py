@@ -29,6 +29,7 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
+    from mmseg_ext.comparison.execute import compare
     from mmseg_ext.inference.export import export
     from mmseg_ext.inference.models import get_model, list_models
     from mmseg_ext.inference.prediction import predict
@@ -45,6 +46,7 @@ __all__ = [
     "StackError",
     "__version__",
     "check_dataset",
+    "compare",
     "export",
     "get_model",
     "list_models",
@@ -67,6 +69,7 @@ _BELOW = ("checkpoint", "images", "terminal")
 _FUNCTIONS = {
     "Predictor": "inference.predictor",
     "check_dataset": "own_dataset.check",
+    "compare": "comparison.execute",
     "export": "inference.export",
     "get_model": "inference.models",
     "list_models": "inference.models",

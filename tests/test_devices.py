@@ -13,8 +13,6 @@ from mmengine.config import Config, ConfigDict
 from mmseg.registry import MODELS
 from mmseg.structures import SegDataSample
 
-from benchmarks.camvid_rows import STUDIES
-from benchmarks.camvid_table import config_path
 from benchmarks.training_step import (
     META,
     WithoutData,
@@ -31,8 +29,15 @@ from tests.test_configs import reduced, with_small_crops
 SWITCHES = "type|normalization|tied|decomposed|re_attention|channel_attention"
 KIND = re.compile(rf'"(?:{SWITCHES})": (?!"(?:BN|SyncBN|Pretrained)")[^,}}]+')
 
-ROWS = {row.name: load_config(config_path(row), row.options) for row in STUDIES["camvid"].rows()}
-CONFIGS = {name: load(path) for name, path in EXPERIMENTS.items()} | ROWS
+CONFIGS = {name: load(path) for name, path in EXPERIMENTS.items()}
+for name, key, value in (  # switches that no config sets
+    ("masa_r18_camvid", "decomposed", False),
+    ("danet_ea_r18_camvid", "channel_attention", False),
+    ("ea_r18_camvid", "normalization", "softmax"),
+    ("ea_r18_camvid", "tied", True),
+):
+    options = {f"model.decode_head.{key}": value}
+    CONFIGS[f"{name}, {key}={value}"] = load_config(str(EXPERIMENTS[name]), options)
 
 
 def distinct_models() -> list[str]:

@@ -12,8 +12,8 @@ from torch import nn
 
 from benchmarks import class_maps
 from benchmarks.gpu.stage import Row, Run, attempt, measure
-from benchmarks.tables import MEBI, Result
 from mmseg_ext import Predictor, get_model
+from mmseg_ext.comparison.timing import MEBI, Result
 from mmseg_ext.inference.export import (
     ExportedSegmentor,
     WholeImageSegmentor,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.tables import Result, compare_times
+from mmseg_ext.comparison.timing import Result, compare_times
 from mmseg_ext.engine.amp import has_bfloat16
 
 Row = dict[str, object]

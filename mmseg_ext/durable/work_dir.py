@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def lock_work_dir(folder: str) -> Iterator[None]:
+def lock_work_dir(folder: str, flag: str = "--work-dir") -> Iterator[None]:
     """Lock a folder of a run until the end of the context or of the process.
 
-    A file system without locks is a warning.
+    A file system without locks is a warning. `flag` sets another folder.
 
     Raises:
         LaunchError: if another process holds the lock.
@@ -52,7 +52,7 @@ def lock_work_dir(folder: str) -> Iterator[None]:
             raise LaunchError(
                 f"work dir {folder!r}: another training is running in it "
                 f"({file.read().strip() or 'unknown process'}); wait until it ends, or set another "
-                "directory with --work-dir"
+                f"directory with {flag}"
             ) from error
         except OSError as error:  # of some NFS and Lustre mounts
             print_log(

@@ -136,7 +136,8 @@ def build_test_runner(
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
         for metric in as_list(cfg.test_evaluator):
-            if type_name(metric) != "ObjectMetric":  # which writes no label maps
+            # Others write no label maps.
+            if type_name(metric) not in ("BoundaryMetric", "ObjectMetric"):
                 metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
     runner = _build(cfg, "test_loop")

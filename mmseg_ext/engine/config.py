@@ -30,7 +30,7 @@ KEYS = set(inspect.signature(Runner).parameters)
 KEYS |= {"activation_checkpointing", "compile", "compile_blocks"}
 KEYS |= {"custom_imports", "efficient_conv_bn_eval", "find_unused_parameters"}
 KEYS |= {"channels_last", "cuda_graph", "float32_matmul_precision", "image_counts"}
-KEYS |= {"min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
+KEYS |= {"import_from", "min_backbone_share", "model_wrapper_cfg", "runner_type", "sync_bn"}
 KEYS |= {"tta_model", "tta_pipeline"}
 _FOLDERS: set[str] = set()  # in which Python finds modules of configs that were loaded
 _MMSEG_BASE = (
@@ -146,6 +146,8 @@ def _follow_move(cfg: Config, path: str) -> list[str]:
 def _import_modules(cfg: Config, path: str) -> None:
     """Import the config's `custom_imports`, also from its folder or the current one.
 
+    The config keeps the folders as `import_from`, so a copy of it elsewhere finds its modules, too.
+
     Raises:
         LaunchError: if a module of this name has been imported for a config in another folder.
     """
@@ -154,13 +156,16 @@ def _import_modules(cfg: Config, path: str) -> None:
     for name in _imports_of(cfg):
         first = name.partition(".")[0]
         # 'my_project.my_head', or 'my_head'
-        for place in map(str, (Path.cwd(), folder.parent, folder)):
+        for place in map(str, (Path.cwd(), *cfg.get("import_from", ()), folder.parent, folder)):
             if Path(place, first).is_dir() or Path(place, f"{first}.py").is_file():
                 own[name] = place
     for place in own.values():
         if place not in sys.path:
             sys.path.append(place)  # last: it hides no installed package
             _FOLDERS.add(place)
+    places = {place for name, place in own.items() if name != "mmseg_ext"}
+    if places:
+        cfg.import_from = sorted(places)
     if cfg.get("custom_imports"):
         import_modules_from_strings(**cfg.custom_imports)
     for name, place in own.items():

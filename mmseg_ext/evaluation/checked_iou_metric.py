@@ -7,10 +7,11 @@ mmengine collects the results of several processes through files in a folder tha
 the processes add one matrix, so machines need no common folder.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS
 from torch import Tensor
 
+from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.label_loading import describe_counts
 from mmseg_ext.errors import LabelError, LaunchError, labels_outside
 
@@ -40,6 +42,7 @@ class CheckedIoUMetric(IoUMetric):
     Args:
         class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
             'Acc.crop'. `mmseg-ext train` adds those that hooks need.
+        images_file: an .npz file for the counts of each image, which `read_images` reads.
 
     Raises:
         LabelError: in `process`, for a label map with values other than the classes and
@@ -51,6 +54,7 @@ class CheckedIoUMetric(IoUMetric):
     confusion: Tensor | None = None
     by_class: dict[str, float]  # the scores of each class, 0 to 1, by names like 'IoU.crop'
     _written: set[str] | None = None  # names of images in an evaluation
+    _names: list[str]  # of the files of the images in `results`
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class CheckedIoUMetric(IoUMetric):
         prefix: str | None = None,
         *,
         class_scores: Sequence[str] = (),
+        images_file: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(
@@ -78,6 +83,8 @@ class CheckedIoUMetric(IoUMetric):
             **kwargs,
         )
         self.class_scores = list(class_scores)
+        self.images_file = images_file
+        self._names = []
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
@@ -88,6 +95,7 @@ class CheckedIoUMetric(IoUMetric):
             except LabelError as error:
                 path = sample.get("seg_map_path", sample.get("img_path", "a label map"))
                 raise LabelError(f"{path}: {error}") from None
+            self._names.append(Path(sample.get("img_path", "")).name)
 
     def _note_written(self, name: str) -> None:
         """Warn if an earlier image of the evaluation had this name, which its label map gets."""
@@ -126,8 +134,12 @@ class CheckedIoUMetric(IoUMetric):
         """Compute the scores of the `size` images that all processes have processed."""
         # Process r of n has the images r, r + n, ...; then it repeats one if others have more.
         own = self.results[: len(range(dist.get_rank(), size, dist.get_world_size()))]
+        names = self._names[: len(own)]
         self.results.clear()
+        self._names.clear()
         self._written = None
+        if self.images_file is not None and not self.format_only:
+            self._write_images(self.images_file, names, own)
         if not self.format_only:
             classes = len((self.dataset_meta or {})["classes"])
             counts = sum(own, torch.zeros(classes, classes, dtype=torch.int64))
@@ -137,6 +149,32 @@ class CheckedIoUMetric(IoUMetric):
         if not self.prefix:
             return scores
         return {f"{self.prefix}/{name}": score for name, score in scores.items()}
+
+    def _write_images(self, path: str, names: list[str], counts: list[Tensor]) -> None:
+        """Write the counts of all processes' images in the order of the dataset.
+
+        Of the matrices (classes, classes), the file has the entries that are not zero.
+        """
+        own = [(one.indices(), one.values()) for one in counts]
+        parts = dist.gather_object(list(zip(names, own, strict=True)))
+        if parts is None:  # not the main process
+            return
+        # Process r of n has the images r, r + n, ...
+        turns = itertools.zip_longest(*parts)
+        images = [image for turn in turns for image in turn if image is not None]
+        sizes = [len(values) for _, (_, values) in images]
+        pairs = torch.cat([indices for _, (indices, _) in images], 1).numpy()  # (2, entries)
+        with atomic_write(path) as part:
+            np.savez_compressed(
+                part,
+                names=np.array([name for name, _ in images]),
+                classes=np.array((self.dataset_meta or {})["classes"]),
+                ignore_index=self.ignore_index,
+                image=np.repeat(np.arange(len(images)), sizes),
+                truth=pairs[0],
+                prediction=pairs[1],
+                pixels=torch.cat([values for _, (_, values) in images]).numpy(),
+            )
 
     def compute_metrics(self, results: list[Tensor]) -> dict[str, float]:
         """Compute the scores from matrices of counts, and store their sum."""
@@ -180,6 +218,34 @@ class CheckedIoUMetric(IoUMetric):
                 f"use {', '.join(sorted(self.by_class)[:4])}, ..."
             )
         return scores
+
+
+class Images(NamedTuple):
+    """The images of an evaluation.
+
+    `areas` (images, classes, 3) are pixels that are hit, true and predicted; the union of the last
+    two has true + predicted - hit. They are zero for an ignored class.
+    """
+
+    names: list[str]
+    classes: list[str]
+    areas: np.ndarray
+
+
+def read_images(path: str | Path) -> Images:
+    """Read the `images_file` of `CheckedIoUMetric`."""
+    with np.load(path) as file:
+        found = dict(file)
+    names, classes = found["names"].tolist(), found["classes"].tolist()
+    areas = np.zeros((len(names), len(classes), 3), np.int64)
+    image, truth, prediction = found["image"], found["truth"], found["prediction"]
+    is_hit = truth == prediction
+    np.add.at(areas, (image[is_hit], truth[is_hit], 0), found["pixels"][is_hit])
+    np.add.at(areas, (image, truth, 1), found["pixels"])
+    np.add.at(areas, (image, prediction, 2), found["pixels"])
+    if found["ignore_index"] in range(len(classes)):
+        areas[:, int(found["ignore_index"])] = 0
+    return Images(names, classes, areas)
 
 
 def _size(labels: Tensor) -> str:

@@ -12,6 +12,7 @@ from mmengine.evaluator import BaseMetric
 from mmseg.registry import METRICS
 
 from mmseg_ext.errors import LaunchError, join_names
+from mmseg_ext.evaluation.boundary_metric import save_counts
 
 
 def number_objects(is_object: np.ndarray) -> np.ndarray:
@@ -63,6 +64,7 @@ class ObjectMetric(BaseMetric):
         object_class: name of the class.
         ignore_index: label of pixels that do not count.
         prefix: replaces 'objects' in the names of the scores.
+        images_file: an .npy file for the counts (images, 3) of `match_objects`.
 
     Raises:
         LaunchError: if the dataset has no such class; `mmseg-ext train` finds it at the start.
@@ -71,11 +73,18 @@ class ObjectMetric(BaseMetric):
     default_prefix = "objects"
     score_names = ("F1", "precision", "recall", "count_error")
 
-    def __init__(self, object_class: str, ignore_index: int = 255, prefix: str | None = None):
+    def __init__(
+        self,
+        object_class: str,
+        ignore_index: int = 255,
+        prefix: str | None = None,
+        images_file: str | None = None,
+    ):
         # Without a GPU this collects over gloo. 'cpu' would need a folder that all machines share.
         super().__init__("gpu", prefix)
         self.object_class = object_class
         self.ignore_index = ignore_index
+        self.images_file = images_file
 
     def class_index(self) -> int:
         """Return the index of the class that is counted."""
@@ -99,4 +108,8 @@ class ObjectMetric(BaseMetric):
             self.results.append(match_objects(found, true))
 
     def compute_metrics(self, results: list[tuple[int, int, int]]) -> dict[str, float]:
-        return object_scores(results) if results else {}
+        if not results:
+            return {}
+        if self.images_file is not None:
+            save_counts(np.array(results), self.images_file)
+        return object_scores(results)

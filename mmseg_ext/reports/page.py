@@ -82,9 +82,10 @@ def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _template(name: str):
+def template(name: str, folder: Path = Path(__file__).parent):
+    """Return the Jinja template of a folder, which may include those of this folder."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape="html" in name,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -96,7 +97,7 @@ def _template(name: str):
 
 def scores_text(runs: Sequence[Run], suffix: str) -> str:
     """Return the scores of runs as a '.csv' or '.tex' file, with mean and deviation of groups."""
-    return _template(f"scores{suffix}.j2").render(
+    return template(f"scores{suffix}.j2").render(
         columns=COLUMNS,
         tables=_score_tables(runs),
         summaries=_summaries(runs),
@@ -166,7 +167,7 @@ def page(runs: Sequence[Run]) -> str:
     groups = [[run] for run in tested]  # a table for each
     if len(class_lists) == 1:
         groups = [tested]
-    return _template("report.html.j2").render(
+    return template("report.html.j2").render(
         runs=runs,
         colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),

@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import tables
-from benchmarks.tables import (
-    MEBI,
-    Case,
-    compare_times,
-    inference_step,
-    peak_memory,
-    timed,
-    training_step,
-)
+from benchmarks.tables import Case, inference_step, timed, training_step
+from mmseg_ext.comparison import timing
+from mmseg_ext.comparison.timing import MEBI, compare_times, peak_memory
 
 
 def test_medians_and_ratios_of_functions_that_take_turns(monkeypatch):
@@ -30,8 +23,8 @@ def test_medians_and_ratios_of_functions_that_take_turns(monkeypatch):
         now[0] += next(seconds[name])
 
     clocks = dict.fromkeys(("perf_counter", "process_time"), lambda: now[0])
-    monkeypatch.setattr(tables, "time", SimpleNamespace(**clocks))
-    monkeypatch.setattr(tables, "peak_memory", lambda f, device: memory[f.args[0]])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(timing, "peak_memory", lambda f, device: memory[f.args[0]])
     functions = {name: partial(run, name) for name in seconds}
     one, two = compare_times(functions, rounds=3).values()
     assert calls == ["one", "two"] * 4

@@ -7,12 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mmengine import dist
 from mmseg.evaluation import IoUMetric
 from mmseg.registry import METRICS
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from mmseg_ext.errors import LabelError, LaunchError
 from mmseg_ext.evaluation import CheckedIoUMetric
+from mmseg_ext.evaluation.checked_iou_metric import read_images
 from tests.messages import lines_with
 
 
@@ -138,3 +140,68 @@ def test_invalid_values_are_errors():
         result_of("CheckedIoUMetric", predictions + 5, predictions, 3)
     with pytest.raises(LabelError, match=r"mask_0\.png.*3x2.*2x3"):
         result_of("CheckedIoUMetric", predictions[:, :3, :2], predictions[:, :2, :3], 3)
+
+
+def test_the_pixels_of_each_image_are_written(tmp_path):
+    random = np.random.RandomState(0)
+    truths, predictions = torch.from_numpy(random.randint(0, 4, (2, 5, 6, 7)))
+    truths[0, 0] = 255
+    path = tmp_path / "tests/images.npz"
+    metric = METRICS.build({"type": "CheckedIoUMetric", "images_file": str(path)})
+    metric.dataset_meta = {"classes": ("a", "b", "c", "d")}
+    for i in range(5):
+        sample = {"pred_sem_seg": {"data": predictions[i]}, "gt_sem_seg": {"data": truths[i]}}
+        metric.process({}, [{**sample, "img_path": f"folder/{i}.png"}])
+    metric.evaluate(5)
+    images = read_images(path)
+    assert images.names == [f"{i}.png" for i in range(5)] and images.classes == list("abcd")
+    for i in range(5):
+        counted = truths[i] != 255
+        for c in range(4):
+            hit, true, predicted = images.areas[i, c]
+            assert true == (truths[i] == c).sum()
+            assert predicted == ((predictions[i] == c) & counted).sum()
+            assert hit == ((truths[i] == c) & (predictions[i] == c)).sum()
+    total = metric.confusion.numpy()
+    assert (images.areas.sum(0)[:, 0] == total.diagonal()).all()
+    assert (images.areas.sum(0)[:, 2] == total.sum(0)).all()
+    metric.process({}, [{**sample, "img_path": "next.png"}])
+    metric.evaluate(1)
+    assert read_images(path).names == ["next.png"]
+
+
+def test_images_of_two_processes_are_in_the_order_of_the_dataset(tmp_path, monkeypatch):
+    """Process r has the images r, r + 2, ...; the second one repeats an image."""
+    path, parts = tmp_path / "images.npz", []
+    for rank, images in ((1, [1, 3, 0]), (0, [0, 2, 4])):
+        metric = METRICS.build({"type": "CheckedIoUMetric", "images_file": str(path)})
+        metric.dataset_meta = {"classes": tuple("abcde")}
+        for i in images:
+            label = torch.full((1, 2, i + 1), i)
+            sample = {"pred_sem_seg": {"data": label}, "gt_sem_seg": {"data": label}}
+            metric.process({}, [{**sample, "img_path": f"{i}.png"}])
+
+        def gather(own, rank=rank):
+            parts.insert(0, own)
+            return None if rank else parts
+
+        monkeypatch.setattr(dist, "gather_object", gather)
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        metric.evaluate(5)
+    images = read_images(path)
+    assert images.names == [f"{i}.png" for i in range(5)]
+    assert images.areas[..., 0].tolist() == np.diag([2, 4, 6, 8, 10]).tolist()
+
+
+def test_an_ignored_class_has_no_pixels_in_the_file(tmp_path):
+    path = tmp_path / "images.npz"
+    metric = METRICS.build(
+        {"type": "CheckedIoUMetric", "ignore_index": 0, "images_file": str(path)}
+    )
+    metric.dataset_meta = {"classes": ("a", "b")}
+    maps = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 0, 1]])
+    samples = [{"pred_sem_seg": {"data": maps[0]}, "gt_sem_seg": {"data": maps[1]}}]
+    metric.process({}, samples)
+    metric.evaluate(1)
+    assert read_images(path).areas.tolist() == [[[0, 0, 0], [1, 2, 1]]]

@@ -1,5 +1,5 @@
-# EfficientNet-Lite0 with ImageNet weights at output stride 8, for the heads of
-# benchmarks/camvid_rows.py. A class's weight is inverse to the square root of its share.
+# EfficientNet-Lite0 with ImageNet weights at output stride 8; the configs add a head. A class's
+# weight is inverse to the square root of its share.
 _base_ = "./protocol_imagenet.py"
 norm_cfg = dict(type="BN", requires_grad=True)
 model = dict(

@@ -1,5 +1,5 @@
-# ResNet-18 of a quarter of the usual width, for all heads of the CamVid table. The rows of
-# benchmarks/camvid_rows.py add the head. A class's weight is inverse to its share of the training
+# ResNet-18 of a quarter of the usual width, for all heads of the CamVid table; the configs add a
+# head. A class's weight is inverse to its share of the training
 # pixels to the power of 3/4; docs/camvid.md has the reason.
 _base_ = ["../../../configs/_base_/models/r18-d8.py", "./protocol_800.py"]
 model = dict(

@@ -1,0 +1,540 @@
+"""The plan of a comparison: configs x data sets x rates x seeds become runs in one folder.
+
+The folder has a resolved config for each model and data set, and `plan.json` with what was measured
+before the first training. Both are written once, so a comparison that is killed and started again
+trains the same.
+
+    OUT/plan.json
+    OUT/configs/DATA/MODEL.py
+    OUT/runs/DATA/MODEL/seed0/            the training, in test/ and tta/ its tests
+    OUT/runs/DATA/MODEL/rate0.25_seed0/   with a quarter of the learning rate
+"""
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+from mmseg_ext.atomic_write import write_text
+from mmseg_ext.comparison.timing import Cost
+from mmseg_ext.engine.config import (
+    as_list,
+    classes_and_palette,
+    crop_size,
+    inner_datasets,
+    input_channels,
+    load_config,
+    settings_inside,
+    type_name,
+)
+from mmseg_ext.engine.rescaling import rescale
+from mmseg_ext.engine.run_record import batch_settings
+from mmseg_ext.errors import LaunchError, join_names, one_line, short
+
+PLAN = "plan.json"
+_SCALE = 100_000  # iterations to which schedules are scaled before they are compared
+# What a data set decides about a run; the rest is the model's config.
+_OF_DATA = ("train_dataloader", "val_dataloader", "test_dataloader", "val_evaluator")
+_OF_DATA += ("test_evaluator", "tta_pipeline", "crop_size", "rgb_bands", "image_counts")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training of one config on one data set, and its tests."""
+
+    model: str
+    data: str
+    seed: int
+    rate: float  # factor of the config's learning rate
+    config: Path
+    folder: Path
+    last: str  # name of the last checkpoint
+    options: dict[str, Any]
+    iterations: int | None  # None: the config's
+    counted: tuple[str, ...]  # metrics whose counts a test writes: 'boundary', 'objects.CLASS'
+    keeps_labels: bool  # the predicted label maps of the test, which the page shows
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / self.last
+
+    @property
+    def length(self) -> int:
+        """Return the iterations of the training, or its epochs."""
+        return int(self.checkpoint.stem.rpartition("_")[2])
+
+    @property
+    def name(self) -> str:
+        rate = "" if self.rate == 1 else f", rate x {self.rate:g}"
+        return f"{self.model} on {self.data}{rate}, seed {self.seed}"
+
+    def train_words(self) -> list[str]:
+        """Return the arguments of `mmseg-ext` that train the run, or resume it."""
+        words = ["train", str(self.config), "--work-dir", str(self.folder), "--resume"]
+        if self.iterations is not None:
+            words += ["--iterations", str(self.iterations)]
+        return [*words, "--cfg-options", *(f"{key}={value}" for key, value in self.options.items())]
+
+    def test_words(self, kind: str) -> list[str]:
+        """Return the arguments of a test: 'test', or 'tta' with test-time augmentation."""
+        words = ["test", str(self.config), str(self.checkpoint)]
+        words += ["--work-dir", str(self.folder / kind)]
+        if kind == "tta":
+            words.append("--tta")
+        elif self.keeps_labels:
+            words += ["--out", str(self.labels)]
+        files = self.files(kind).values()
+        options = [f"test_evaluator.{i}.images_file={file}" for i, file in enumerate(files)]
+        return [*words, "--cfg-options", *options]
+
+    def files(self, kind: str) -> dict[str, Path]:
+        """Return the files with the counts of each image, which are there if a test has ended."""
+        names = {"": "images.npz"}
+        for metric in self.counted:
+            names[metric] = f"{metric}.npy"
+        return {metric: self.folder / kind / name for metric, name in names.items()}
+
+    def has_test(self, kind: str) -> bool:
+        return all(file.is_file() for file in self.files(kind).values())
+
+    @property
+    def labels(self) -> Path:
+        return self.folder / "test" / "labels"
+
+
+@dataclass
+class Plan:
+    """The runs of a comparison, in the order in which they start."""
+
+    out: Path
+    models: list[str]
+    data: list[str]
+    tests: list[str]  # 'test' and 'tta'
+    metrics: list[str]
+    threads: int | None
+    runs: list[Run]
+    configs: dict[tuple[str, str], Config]  # by data and model
+    costs: dict[tuple[str, str], Cost]
+    notes: list[str]  # what differs between the models
+
+
+def make_plan(
+    configs: Sequence[str],
+    data: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    iterations: int | None = None,
+    minutes: float | None = None,
+    rates: Sequence[float] = (1.0,),
+    metrics: Sequence[str] = ("mIoU",),
+    tta: bool = False,
+    threads: int | None = None,
+    gpu: str | None = None,
+) -> Plan:
+    """Return the plan in the folder `out`; write it there, or check that it is the folder's.
+
+    Raises:
+        LaunchError: for a config that does not build, for data sets of other classes, and for a
+            folder with the runs of other settings.
+    """
+    _check_lists(CONFIG=configs, **{"--data": data, "--seeds": seeds, "--rates": rates})
+    if iterations is not None and minutes is not None:
+        raise LaunchError("--iterations, --minutes: set one of them")
+    models, columns, cfgs = combine(configs, data)
+    evaluators = {column: _evaluators(cfgs[column, models[0]], metrics) for column in columns}
+    counted = counted_metrics(metrics)
+
+    # Settings that change the runs, and what was measured: of the first start in this folder.
+    settings = {"iterations": iterations, "minutes": minutes, "counted": counted}
+    stored = _read_plan(out, settings)
+    if stored:
+        threads = stored["threads"]
+    costs = {tuple(name): Cost(*cost) for name, cost in stored.get("costs", [])}
+    paths = {}
+    for (column, model), cfg in cfgs.items():
+        _prepare(cfg, evaluators[column], any(rate != 1 for rate in rates))
+        paths[column, model] = path = out / "configs" / column / f"{model}.py"
+        is_changed = path.is_file() and path.read_text(encoding="utf-8") != cfg.pretty_text
+        if is_changed and (column, model) in costs:  # else it did not build, and has no runs
+            raise LaunchError(
+                f"{path}: has runs of other settings than {cfg.filename} has now; set another --out"
+            )
+        write_text(cfg.pretty_text, path)
+    notes: dict[str, None] = {}  # those of several data sets once
+    for column in columns:
+        of_column = {model: cfgs[column, model] for model in models}
+        has_budget = iterations is not None or minutes is not None
+        notes |= dict.fromkeys(differing_settings(of_column, has_budget))
+    _complete(costs, models, columns, paths, environment(threads, gpu))
+    content = {**settings, "threads": threads, "costs": [*costs.items()]}
+    write_text(json.dumps(content, indent=1) + "\n", out / PLAN)
+
+    runs = []
+    for seed in seeds:  # complete seeds come first
+        for column in columns:
+            for model in models:
+                cfg, length = cfgs[column, model], iterations
+                if minutes is not None:
+                    length = max(1, round(60 * minutes / costs[column, model].seconds))
+                for rate in rates:
+                    folder, options = f"seed{seed}", {"randomness.seed": seed}
+                    if rate != 1:
+                        folder = f"rate{rate:g}_{folder}"
+                        options["optim_wrapper.optimizer.lr"] = (
+                            cfg.optim_wrapper.optimizer.lr * rate
+                        )
+                    runs.append(
+                        Run(
+                            model,
+                            column,
+                            seed,
+                            rate,
+                            paths[column, model],
+                            out / "runs" / column / model / folder,
+                            _last_checkpoint(cfg, length),
+                            options,
+                            length,
+                            tuple(counted),
+                            keeps_labels=seed == seeds[0],
+                        )
+                    )
+    tests = ["test", "tta"] if tta else ["test"]
+    return Plan(out, models, columns, tests, [*metrics], threads, runs, cfgs, costs, [*notes])
+
+
+def counted_metrics(metrics: Sequence[str]) -> list[str]:
+    """Return the metrics for which a test counts more than pixels: boundary, objects.CLASS."""
+    found = {"boundary" for metric in metrics if metric.partition(".")[0] == "boundary"}
+    return sorted(found | {metric for metric in metrics if metric.startswith("objects.")})
+
+
+def _check_lists(**lists: Sequence) -> None:
+    for flag, values in lists.items():
+        if len(set(values)) < len(values):
+            raise LaunchError(f"{flag} {join_names([*map(str, values)])}: list each one once")
+
+
+def combine(
+    configs: Sequence[str], data: Sequence[str]
+) -> tuple[list[str], list[str], dict[tuple[str, str], Config]]:
+    """Return the names of the models and of the data sets, and the config of each pair of both.
+
+    Raises:
+        LaunchError: for a config that does not load, and for data of other classes.
+    """
+    models = _labels(configs)
+    cfgs = {model: load_config(path) for model, path in zip(models, configs, strict=True)}
+    if not data:
+        column = _same_classes(cfgs)
+        return models, [column], {(column, model): cfg for model, cfg in cfgs.items()}
+    paths = [str(Path(path, "config.py")) if Path(path).is_dir() else path for path in data]
+    columns, combined = _labels(paths), {}
+    for column, path in zip(columns, paths, strict=True):
+        of_data = load_config(path)
+        for model, cfg in cfgs.items():
+            combined[column, model] = with_data(cfg, of_data)
+    return models, columns, combined
+
+
+def _complete(
+    costs: dict[tuple[str, str], Cost],
+    models: Sequence[str],
+    columns: Sequence[str],
+    paths: Mapping[tuple[str, str], Path],
+    env: Mapping[str, str],
+) -> None:
+    """Measure the models that have no costs yet, each by its ratio to the first one's seconds."""
+    for column in columns:
+        missing = [model for model in models if (column, model) not in costs]
+        if not missing:
+            continue
+        names = [models[0], *(model for model in missing if model != models[0])]
+        print(f"measuring iterations on {column}: {', '.join(names)}", flush=True)
+        found = _measure([paths[column, name] for name in names], env)
+        first = costs.get((column, models[0]), found[0])
+        for name, cost in zip(names, found, strict=True):
+            cost = cost._replace(seconds=first.seconds * cost.ratio)
+            costs.setdefault((column, name), cost)
+
+
+def _labels(paths: Sequence[str]) -> list[str]:
+    """Return short names: a file's, or for 'project/config.py' the folder's."""
+    names = []
+    for path in map(Path, paths):
+        names.append(path.resolve().parent.name if path.stem == "config" else path.stem)
+    for i, path in enumerate(map(Path, paths)):
+        if names.count(names[i]) > 1 or "" in names:
+            names[i] = f"{path.resolve().parent.name}_{path.stem}"
+    if len(set(names)) < len(names):
+        raise LaunchError(f"configs {join_names(names)}: have the same names; rename one file")
+    return names
+
+
+def _classes(cfg: Config) -> tuple[str, ...]:
+    return classes_and_palette(cfg.test_dataloader.dataset)["classes"]
+
+
+def _same_classes(configs: Mapping[str, Config]) -> str:
+    """Return the name of the configs' data set; raise LaunchError if their classes differ."""
+    (first, cfg), *others = configs.items()
+    for name, other in others:
+        if _classes(other) != _classes(cfg):
+            raise LaunchError(
+                f"{name}: its data has the classes {join_names(_classes(other))}, but that of "
+                f"{first} {join_names(_classes(cfg))}; name the data with --data"
+            )
+    dataset = next(inner_datasets(cfg.test_dataloader.dataset))
+    root = Path(dataset.get("data_root") or "")
+    if (root.parent / "config.py").is_file():  # of a project
+        return root.parent.resolve().name
+    return root.name or type_name(dataset)
+
+
+def with_data(cfg: Config, of_data: Config) -> Config:
+    """Return a config's model, optimizer and hooks with the data of another config.
+
+    The data decides images, crops, batch, splits, evaluation, windows and the iterations, to which
+    the schedule is scaled. With other classes, heads get their number, and weights of classes those
+    of the data's config.
+
+    Raises:
+        LaunchError: if the images have another number of bands than the model takes.
+    """
+    new, data = copy.deepcopy(cfg), copy.deepcopy(of_data)
+    bands = input_channels(data.model)
+    if bands != input_channels(new.model):
+        raise LaunchError(
+            f"{cfg.filename}: takes images of {input_channels(new.model)} bands, but those of "
+            f"{of_data.filename} have {bands}; change in_channels, mean and std in the config"
+        )
+    sampler = new.train_dataloader.get("sampler")
+    for key in _OF_DATA:
+        new.pop(key, None)
+        if key in data:
+            new[key] = data[key]
+    if "max_iters" not in new.train_cfg:  # it counts epochs, which an endless sampler never ends
+        new.train_dataloader.sampler = sampler
+    elif "max_iters" in data.train_cfg:
+        rescale(new, data.train_cfg.max_iters)
+    preprocessor, of_model = new.model.data_preprocessor, data.model.data_preprocessor
+    for key in ("size", "size_divisor", "test_cfg"):
+        preprocessor.pop(key, None)
+        if key in of_model:
+            preprocessor[key] = of_model[key]
+    new.model.test_cfg = data.model.test_cfg
+    if _classes(cfg) != _classes(of_data):
+        _set_classes(new.model, len(_classes(cfg)), len(_classes(of_data)), data.model)
+    return new
+
+
+def _set_classes(model: Any, old: int, number: int, of_data: Any) -> None:
+    """Set the number of classes and their weights in the heads of a model."""
+    weights = None
+    for key, value in settings_inside("", of_data):
+        if key.endswith(".class_weight") and isinstance(value, list | tuple):
+            weights = weights or list(value)
+    for _, settings in settings_inside("", model):
+        if isinstance(settings, dict):
+            for key in ("num_classes", "out_channels"):
+                if settings.get(key) == old and "num_classes" in settings:
+                    settings[key] = number
+            if isinstance(settings.get("class_weight"), list | tuple):
+                settings["class_weight"] = weights
+
+
+def _evaluators(cfg: Config, metrics: Sequence[str]) -> list[dict]:
+    """Return the evaluators of all tests on a data set, with the ignored label of a config.
+
+    Raises:
+        LaunchError: for a metric that there is not.
+    """
+    classes = _classes(cfg)
+    of_iou = [one for one in as_list(cfg.test_evaluator) if "IoU" in type_name(one)]
+    ignored = of_iou[0].get("ignore_index", 255) if of_iou else 255
+    for metric in metrics:
+        kind, _, wanted = metric.partition(".")
+        of_class = kind in ("IoU", "Dice", "boundary", "objects") and wanted in classes
+        if not of_class and metric not in ("mIoU", "mDice", "boundary"):
+            raise LaunchError(
+                f"--metrics {metric}: is not a score; use mIoU, mDice, boundary, or IoU, Dice, "
+                f"boundary or objects with a class, as IoU.{classes[-1]}; the classes are "
+                f"{join_names(classes)}"
+            )
+    found = [dict(type="CheckedIoUMetric", iou_metrics=["mIoU"], ignore_index=ignored)]
+    for metric in counted_metrics(metrics):  # in the order of `Run.files`
+        if metric == "boundary":
+            found.append(dict(type="BoundaryMetric", ignore_index=ignored))
+        else:
+            wanted = metric.partition(".")[2]
+            found.append(dict(type="ObjectMetric", object_class=wanted, ignore_index=ignored))
+    return found
+
+
+def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
+    """Let a config resume exactly, train to its end, and test as the others.
+
+    Raises:
+        LaunchError: with several rates, for a config without a rate or without validations.
+    """
+    if has_rates and "lr" not in cfg.optim_wrapper.get("optimizer", {}):
+        raise LaunchError(f"--rates: {cfg.filename} has no optim_wrapper.optimizer.lr; add it")
+    if has_rates and not cfg.get("val_cfg"):
+        raise LaunchError(f"--rates: {cfg.filename} has no val_cfg to choose a rate by; add it")
+    cfg.test_evaluator = evaluators
+    cfg.setdefault("runner_type", "DurableRunner")
+    cfg.pop("work_dir", None)
+    by_epoch = "max_iters" not in cfg.train_cfg
+    length = cfg.train_cfg.max_epochs if by_epoch else cfg.train_cfg.max_iters
+    hooks = cfg.setdefault("default_hooks", {})
+    # The last checkpoint is tested: the best one of a validation would be chosen on its images.
+    hooks["checkpoint"] = dict(
+        type="DurableCheckpointHook",
+        by_epoch=by_epoch,
+        interval=max(1, length // 5),
+        max_keep_ckpts=1,
+    )
+    if "custom_hooks" in cfg:
+        kept = [hook for hook in cfg.custom_hooks if type_name(hook) != "EarlyStoppingHook"]
+        cfg.custom_hooks = kept
+
+
+def _last_checkpoint(cfg: Config, iterations: int | None) -> str:
+    if "max_iters" in cfg.train_cfg:
+        return f"iter_{iterations or cfg.train_cfg.max_iters}.pth"
+    return f"epoch_{cfg.train_cfg.max_epochs}.pth"
+
+
+def _read_plan(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan in a folder, empty if there is none; raise LaunchError if settings differ."""
+    path = out / PLAN
+    if not path.is_file():
+        others = [one.name for one in out.glob("*") if one.name not in ("configs", ".training")]
+        if others:
+            raise LaunchError(
+                f"{out}: has other files ({join_names(others)}) and no {PLAN}; set another --out"
+            )
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    for key, value in settings.items():
+        if stored[key] != value:
+            raise LaunchError(
+                f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
+            )
+    return stored
+
+
+def _measure(configs: Sequence[Path], env: Mapping[str, str]) -> list[Cost]:
+    """Measure configs in a process of its own, which builds them and trains a few iterations."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "costs.json")
+        words = ["compare", *map(str, configs), "--measure", str(result)]
+        process = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True)
+        if process.returncode:
+            raise LaunchError(failure(process.stderr, process.returncode))
+        return [Cost(*cost) for cost in json.loads(result.read_text(encoding="utf-8"))]
+
+
+PROGRAM = (sys.executable, "-m", "mmseg_ext")
+
+
+def environment(threads: int | None, gpu: str | None = None) -> dict[str, str]:
+    """Return the environment of a run's process: its threads, and the only GPU that it sees."""
+    found = dict(os.environ)
+    if threads is not None:
+        found["OMP_NUM_THREADS"] = str(threads)
+    if gpu is not None:
+        found["CUDA_VISIBLE_DEVICES"] = gpu
+    return found
+
+
+def failure(output: str, status: int) -> str:
+    """Return the message of a command that failed, which is the last line of its output."""
+    *_, line = ["", *filter(str.strip, output.splitlines())]
+    if line.startswith("mmseg_ext: "):
+        return line.removeprefix("mmseg_ext: ")
+    return f"ended with status {status}: {one_line(line, 200)}"
+
+
+def differing_settings(configs: Mapping[str, Config], has_budget: bool = False) -> list[str]:
+    """Return a line for each setting of training and data in which configs differ.
+
+    With a budget, schedules are scaled to it, so only their shapes count.
+    """
+    facts = {}
+    for name, cfg in configs.items():
+        cfg = copy.deepcopy(cfg)
+        if has_budget:
+            try:
+                rescale(cfg, _SCALE)
+            except LaunchError as error:
+                raise LaunchError(f"{cfg.filename}: {error}") from error
+        facts[name] = _facts(cfg)
+    first, *others = facts
+    lines = []
+    for key in facts[first]:
+        texts = {name: str(of_config[key]) for name, of_config in facts.items()}
+        if len(set(texts.values())) == 1:
+            continue
+        if max(map(len, texts.values())) <= 60:
+            listed = ", ".join(f"{name} {text}" for name, text in texts.items())
+            lines.append(f"{key}: {listed}")
+        else:
+            differ = [name for name in others if texts[name] != texts[first]]
+            lines.append(f"{key}: {join_names(differ)} other than {first}")
+    for name, cfg in configs.items():
+        found = batch_settings(cfg, 1)
+        if found["base_batch"] not in (None, found["effective_batch"]):
+            lines.append(
+                f"batch: {found['effective_batch']}, but the learning rate of {name} was set for "
+                f"{found['base_batch']}"
+            )
+    return lines
+
+
+def _facts(cfg: Config) -> dict[str, Any]:
+    """Return what should be equal in a fair comparison."""
+    training, testing = (
+        [dict(one) for one in inner_datasets(cfg[f"{stage}_dataloader"].dataset)]
+        for stage in ("train", "test")
+    )
+    transforms = [one.pop("pipeline", None) for one in training]
+    of_test = [one.pop("pipeline", None) for one in testing]
+    backbone = cfg.model.get("backbone") or {}
+    init = backbone.get("init_cfg") or {}
+    start = [cfg.get("load_from"), cfg.model.get("pretrained"), backbone.get("pretrained")]
+    start += [one.get("checkpoint") for one in as_list(init)]
+    wrapper = dict(cfg.optim_wrapper)
+    optimizer = dict(wrapper.pop("optimizer", None) or {})
+    return {
+        "training images": training,
+        "test images": testing,
+        "crop": "x".join(map(str, crop_size(cfg))),
+        "batch": batch_settings(cfg, 1)["effective_batch"],
+        "training transforms": transforms,
+        "test transforms": of_test,
+        "windows": dict(cfg.model.get("test_cfg") or {}),
+        "iterations": cfg.train_cfg.get("max_iters") or f"{cfg.train_cfg.max_epochs} epochs",
+        "optimizer": f"{optimizer.pop('type', None)} {optimizer.pop('lr', None)}",
+        "settings of the optimizer": [optimizer, wrapper],
+        "schedule": cfg.get("param_scheduler"),
+        "starts from": ", ".join(short(str(one)) for one in start if one) or "random weights",
+        "runner": cfg.runner_type,
+    }
+
+
+def command_line(words: Sequence[str], threads: int | None) -> str:
+    """Return a command as a shell reads it."""
+    prefix = "" if threads is None else f"OMP_NUM_THREADS={threads} "
+    return prefix + shlex.join([*PROGRAM, *words])

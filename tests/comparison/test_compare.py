@@ -1,0 +1,228 @@
+"""Comparisons of two tiny models on two projects: killed and started again, from any folder."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmseg_ext
+from mmseg_ext import commands
+from mmseg_ext.comparison import execute, plan, timing
+from mmseg_ext.evaluation.checked_iou_metric import read_images
+from tests.datasets.trees import random_image, save
+from tests.engine import runs
+from tests.engine.runs import ROOT, fails, write_config
+from tests.messages import lines_with
+
+pytestmark = pytest.mark.slow
+HEAD = """
+from mmseg.models.decode_heads import FCNHead
+from mmseg.registry import MODELS
+
+
+@MODELS.register_module()
+class AuthorsHead(FCNHead):
+    pass
+"""
+OWN = """
+custom_imports = dict(imports=["mmseg_ext", "authors_head"], allow_failed_imports=False)
+model["decode_head"].update(type="AuthorsHead", channels=8)
+"""
+
+
+class Forked:
+    """A command in a process of the test's server, which saves the imports, like a `Popen`."""
+
+    def __init__(self, words, output, env):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        words = [str(ROOT / "mmseg_ext/__main__.py"), *words]
+        env = {**env, "PYTHONPATH": str(ROOT)}
+        arguments = (words, Path.cwd(), env, output)
+        self.process = runs._SERVER.Process(target=runs._script, args=arguments)
+        runs._start(self.process)
+        self.output, self.words = output, words
+
+    @property
+    def returncode(self):
+        return self.process.exitcode
+
+    def poll(self):
+        if self.returncode is not None:
+            parts = [Path(f"{self.output}.{i}") for i in (1, 2)]
+            text = "".join(part.read_text() for part in parts if part.exists())
+            self.output.write_text(text)
+        return self.returncode
+
+    def terminate(self):
+        self.process.terminate()
+
+    def wait(self):
+        self.process.join()
+
+
+@pytest.fixture
+def _forked(monkeypatch):
+    """Start the processes of runs from the server, and measure in this process."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(execute, "start", Forked)
+    monkeypatch.setattr(plan, "_measure", lambda configs, env: timing.measure(configs))
+    monkeypatch.setattr(timing, "_ROUNDS", 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Two configs, one with a head of its author, and two projects of other classes."""
+    folder = tmp_path_factory.mktemp("compare")
+    write_config(folder, name="fcn.py")
+    (folder / "authors_head.py").write_text(HEAD)
+    write_config(folder, OWN, name="authors_model.py")
+    for number, name in enumerate(("leaves", "cells")):
+        for i in range(6):
+            random = np.random.RandomState(10 * number + i)
+            save(folder / f"{name}_images/{i}.png", random_image(random, (48, 48)))
+            save(
+                folder / f"{name}_masks/{i}.png", random.randint(0, 2 + number, (48, 48), np.uint8)
+            )
+        words = [str(folder / name), "--from", "scratch"]
+        for kind in ("images", "masks"):
+            words += [f"--{kind}", str(folder / f"{name}_{kind}")]
+        assert commands.run("new_project", words) == 0
+    return folder
+
+
+def settings(folder: Path, out: Path, **more) -> dict:
+    return dict(
+        configs=[folder / "fcn.py", folder / "authors_model.py"],
+        data=[folder / "leaves", folder / "cells"],
+        seeds=[0, 1],
+        out=out,
+        iterations=4,
+        metrics=["mIoU", "boundary"],
+        **more,
+    )
+
+
+def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkeypatch, _forked):
+    """In a training, in a test, and between both; the other runs go on."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    records = mmseg_ext.compare(**settings(folder, tmp_path / "whole"))
+    assert len(records) == 2 * 2 * 2 and not any(record["failed"] for record in records)
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / plan.PLAN).write_bytes((tmp_path / "whole" / plan.PLAN).read_bytes())
+
+    started = []
+
+    def killed(words, output, env):
+        process = Forked(words, output, env)
+        started.append(words)
+        if len(started) in (1, 4, 7):
+            time.sleep((0.5, 1, 1.5)[len(started) // 3])
+            process.process.kill()
+        return process
+
+    monkeypatch.setattr(execute, "start", killed)
+    first = mmseg_ext.compare(**settings(folder, again))
+    assert sum(len(r["failed"]) for r in first if r["metric"] == "mIoU") == 3
+    monkeypatch.setattr(execute, "start", Forked)
+    assert mmseg_ext.compare(**settings(folder, again)) == records
+    for name in ("table.csv", "table.json", "table.tex"):
+        assert (again / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+    page = (again / "table.html").read_text()
+    assert page.count("data:image/jpeg") >= 2 * (2 + 2)
+    assert "authors_model" in page and "authors\\_model" in (again / "table.tex").read_text()
+    tests = {run: read_images(run) for run in sorted(again.glob("runs/*/*/*/test/images.npz"))}
+    assert [len(images.classes) for images in tests.values()] == 4 * [3] + 4 * [2]
+    of_file = json.loads((again / "table.json").read_text())["records"]
+    assert [r["mean"] for r in of_file] == [r["mean"] for r in records]
+    assert all(record["deviation"] is None for record in records)
+
+    # Complete runs are kept; a further seed trains only itself.
+    trained = []
+    monkeypatch.setattr(execute, "start", lambda w, o, e: trained.append(w[0]) or Forked(w, o, e))
+    more = settings(folder, again) | {"seeds": [0, 1, 2], "data": [folder / "cells"]}
+    records = mmseg_ext.compare(**more)
+    assert trained == ["train", "test"] * 2
+    assert records[0]["deviation"] is not None and records[0]["seeds"].keys() == {0, 1, 2}
+
+
+def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatch, _forked):
+    monkeypatch.setattr(execute, "start", None)
+    fcn, leaves, cells = (str(folder / name) for name in ("fcn.py", "leaves", "cells"))
+    out = str(tmp_path / "out")
+    broken = write_config(folder, "model['decode_head']['in_channels'] = 63\n", "broken.py")
+    line = fails("compare", fcn, broken, "--out", out)
+    assert lines_with(line, "broken.py", "63")
+    line = fails("compare", f"{leaves}/config.py", f"{cells}/config.py", "--out", out + "2")
+    assert lines_with(line, "classes", "--data")
+    both = ("--data", leaves, cells, "--out", out + "2")
+    line = fails(
+        "compare", fcn, "--metrics", "IoU.class_2", *both
+    )  # only the cells have this class
+    assert lines_with(line, "IoU.class_2", "class_0, class_1")
+    line = fails("compare", fcn, fcn, "--out", out + "2")
+    assert lines_with(line, "once")
+    line = fails("compare", fcn, "--iterations", "3", "--minutes", "1", "--out", out + "2")
+    assert lines_with(line, "one of them")
+    epochs = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\n"
+    by_epochs = write_config(folder, epochs, "by_epochs.py")
+    line = fails("compare", fcn, by_epochs, "--iterations", "3", "--out", out + "2")
+    assert lines_with(line, "by_epochs.py", "max_iters")
+
+
+def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeypatch, _forked):
+    monkeypatch.setattr(execute, "start", None)
+    out, config = tmp_path / "out", write_config(tmp_path, name="own.py")
+    words = [str(config), "--out", str(out), "--seeds", "0", "--dry-run"]
+    assert commands.run("compare", words) == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert lines_with(fails("compare", *words, "--iterations", "7"), str(out), "iterations=None")
+    assert lines_with(fails("compare", *words, "--metrics", "boundary"), str(out), "counted")
+    config.write_text(config.read_text() + "optim_wrapper['optimizer']['lr'] = 0.2\n")
+    assert lines_with(fails("compare", *words), "own.py", "--out")
+    assert {path: path.read_bytes() for path in before} == before
+    line = fails("compare", str(folder / "fcn.py"), "--out", str(folder))
+    assert lines_with(line, "other files", "--out")
+
+
+def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
+    config = write_config(tmp_path, name="own.py")
+    words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "0.01"]
+    assert commands.run("compare", [*words, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
+    assert len(lines) == 4 and all(" && " in line and " test " in line for line in lines)
+    seconds = json.loads((tmp_path / "out" / plan.PLAN).read_text())["costs"][0][1][0]
+    assert all(f"--iterations {max(1, round(0.6 / seconds))} " in line for line in lines)
+    assert ["randomness.seed=3" in line for line in lines] == [True, True, False, False]
+    assert ["optim_wrapper.optimizer.lr=0.05" in line for line in lines] == [False, True] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_time_with_its_processes(folder, tmp_path, seed):
+    """The process of the comparison is killed, and the kernel kills those of its runs."""
+    words = [str(folder / "fcn.py"), str(folder / "authors_model.py"), "--seeds", "0"]
+    words += ["--data", str(folder / "leaves"), "--iterations", "40"]
+    program = [sys.executable, "-m", "mmseg_ext", "compare", *words, "--out"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    once, again = tmp_path / "once", tmp_path / "again"
+    subprocess.run([*program, str(once)], env=env, check=True, cwd=tmp_path)
+    again.mkdir()
+    (again / plan.PLAN).write_bytes((once / plan.PLAN).read_bytes())
+    random = np.random.RandomState(seed)
+    for _ in range(4):
+        process = subprocess.Popen([*program, str(again)], env=env, cwd=tmp_path)
+        time.sleep(random.uniform(5, 40))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*program, str(again)], env=env, check=True, cwd=tmp_path)
+    for name in ("table.csv", "table.json", "table.tex"):
+        assert (again / name).read_bytes() == (once / name).read_bytes()

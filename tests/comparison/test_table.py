@@ -1,0 +1,173 @@
+"""Intervals against scipy's bootstrap; what the table says of few seeds and small differences."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+
+from mmseg_ext.comparison import table
+from mmseg_ext.comparison.plan import Run, differing_settings
+from mmseg_ext.evaluation.boundary_metric import boundary_f1
+from mmseg_ext.evaluation.checked_iou_metric import Images
+from mmseg_ext.reports.page import template
+
+CLASSES = ["sky", "car", "pole"]
+
+
+def areas_of(seed: int, skill: float, images: int = 40) -> np.ndarray:
+    """Return areas (images, 3, 3) of random predictions, as a test writes them."""
+    truth_random, random = np.random.RandomState(0), np.random.RandomState(seed)
+    areas = np.zeros((images, 3, 3), np.int64)
+    for image in areas:
+        truth = truth_random.choice(3, 200, p=[0.6, 0.35, 0.05])
+        easiness = truth_random.uniform(0.5, 1)
+        guess = np.where(random.rand(200) < skill * easiness, truth, random.randint(0, 3, 200))
+        for c in range(3):
+            image[c] = ((truth == c) & (guess == c)).sum(), (truth == c).sum(), (guess == c).sum()
+    return areas
+
+
+@pytest.mark.parametrize("metric", ["mIoU", "mDice", "IoU.pole"])
+def test_intervals_are_those_of_scipys_bootstrap(metric):
+    stats = pytest.importorskip("scipy.stats")
+    first, second = [
+        [areas_of(10 * s + i, skill) for s in range(2)] for i, skill in ((1, 0.6), (2, 0.7))
+    ]
+    score = table.score_of(metric, CLASSES)
+
+    def difference(indices: np.ndarray) -> float:
+        pairs = zip(first, second, strict=True)
+        return np.mean([score(b[indices].sum(0)) - score(a[indices].sum(0)) for a, b in pairs])
+
+    theirs = stats.bootstrap(
+        (np.arange(40),),
+        difference,
+        n_resamples=4000,
+        vectorized=False,
+        method="percentile",
+        random_state=1,
+    ).confidence_interval
+    low, high = table.paired_interval(first, second, score, 4000)
+    # Both draw 4,000 sets: the ends vary by about 3 % of the width.
+    assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.08 * (high - low))
+    assert (low, high) == table.paired_interval(first, second, score, 4000)
+
+
+def test_scores_are_of_sums_over_images():
+    areas = np.array([[[8, 10, 10], [0, 0, 0]], [[2, 10, 4], [0, 0, 3]]])
+    first, second = 100 * 10 / 24, 0.0
+    assert table.score_of("mIoU", ["a", "b"])(areas.sum(0)) == pytest.approx((first + second) / 2)
+    assert table.score_of("mIoU", ["a", "b"])(areas[0]) == pytest.approx(100 * 8 / 12)  # no b
+    assert table.score_of("Dice.a", ["a", "b"])(areas.sum(0)) == pytest.approx(100 * 20 / 34)
+    assert table.score_of("objects.a", ["a"])(np.array([3, 4, 6])) == pytest.approx(60)
+    counts = np.array([[[3, 4, 6, 8], [0, 0, 0, 0]]])
+    assert boundary_f1(counts)[0, 0] == pytest.approx(75) and np.isnan(boundary_f1(counts)[0, 1])
+
+
+def run_of(model: str, seed: int, rate: float = 1.0) -> Run:
+    folder = Path(f"runs/{model}/rate{rate}_seed{seed}")
+    return Run(model, "d", seed, rate, Path("c.py"), folder, "iter_8.pth", {}, None, (), False)
+
+
+def runs_of(model: str, skill: float, seeds, names=None, data: int = 1) -> dict:
+    found = {}
+    for seed in seeds:
+        areas = areas_of(100 * data + seed, skill)
+        found[seed] = (
+            run_of(model, seed),
+            Images(names or [f"{i}.png" for i in range(40)], CLASSES, areas),
+        )
+    return found
+
+
+def test_three_seeds_give_a_deviation_and_a_clear_difference_is_distinguishable():
+    first = runs_of("a", 0.5, range(3))
+    own = runs_of("b", 0.9, range(1, 4), data=2)
+    record = table._statistics(own, first, "test", "mIoU")
+    scores = list(record["seeds"].values())
+    assert record["deviation"] == pytest.approx(np.std(scores, ddof=1))
+    of_first = table._statistics(first, {}, "test", "mIoU")
+    pairs = [record["seeds"][seed] - of_first["seeds"][seed] for seed in (1, 2)]
+    assert record["difference"] == pytest.approx(np.mean(pairs))
+    low, high = record["interval"]
+    assert 0 < low < record["difference"] < high and record["distinguishable"]
+    assert of_first["difference"] is of_first["interval"] is of_first["distinguishable"] is None
+    assert table.difference_text(record).endswith("]")
+    assert f"± {record['deviation']:.1f}" in table.score_text(record)
+
+
+def test_two_seeds_give_no_deviation_and_equal_skill_is_not_distinguishable():
+    first, own = runs_of("a", 0.7, range(2)), runs_of("b", 0.7, range(2), data=2)
+    record = table._statistics(own, first, "test", "mIoU")
+    assert record["deviation"] is None and record["distinguishable"] is False
+    assert table.difference_text(record).endswith("not distinguishable")
+    assert "±" not in table.score_text(record) and "(" in table.score_text(record)
+
+
+def test_tests_of_other_images_are_not_compared():
+    first, own = runs_of("a", 0.7, [0]), runs_of("b", 0.7, [0], ["other.png"] * 40, data=2)
+    record = table._statistics(own, first, "test", "mIoU")
+    assert record["mean"] is not None and record["difference"] is None
+    assert table._statistics({}, first, "test", "mIoU")["mean"] is None
+
+
+def test_the_best_rate_is_that_of_the_validations(monkeypatch):
+    scores = {(1.0, 0): 70, (1.0, 1): 60, (0.25, 0): 66, (0.25, 1): 66}
+    runs = [run_of("a", seed, rate) for rate, seed in scores]
+
+    def read(folder, notes):
+        (score,) = [scores[r.rate, r.seed] for r in runs if r.folder == folder]
+        return {"mIoU": {4: 99.0, 8: score}}
+
+    monkeypatch.setattr(table, "read_curves", read)
+    assert [run.rate for run in table.best_runs(Mock(runs=runs), "d", "a")] == [0.25, 0.25]
+
+
+def test_settings_that_differ_are_named():
+    text = """
+train_dataloader = dict(batch_size=4, dataset=dict(type="D", data_root="x", pipeline=[dict(a=1)]))
+test_dataloader = dict(dataset=dict(type="D", data_root="x", pipeline=[]))
+crop_size = (64, 64)
+model = dict(backbone=dict(type="B", init_cfg=dict(type="Pretrained", checkpoint="w.pth")))
+optim_wrapper = dict(type="OptimWrapper", optimizer=dict(type="AdamW", lr=0.1))
+param_scheduler = [dict(type="PolyLR", begin=0, end=100, by_epoch=False)]
+train_cfg = dict(max_iters=100)
+runner_type = "DurableRunner"
+"""
+    first, same = (Config.fromstring(text, ".py") for _ in range(2))
+    assert differing_settings({"a": first, "b": same}) == []
+    other = Config.fromstring(text, ".py")
+    other.train_dataloader.batch_size = 8
+    other.auto_scale_lr = dict(base_batch_size=16)
+    other.model.backbone.init_cfg = None
+    other.crop_size = (96, 96)
+    lines = differing_settings({"a": first, "b": other})
+    assert "batch: a 4, b 8" in lines and "crop: a 64x64, b 96x96" in lines
+    assert "starts from: a w.pth, b random weights" in lines
+    assert any(line.startswith("batch: 8") and "16" in line for line in lines)
+    longer = Config.fromstring(text.replace("100", "200"), ".py")
+    assert "iterations: a 100, b 200" in differing_settings({"a": first, "b": longer})
+    assert differing_settings({"a": first, "b": longer}, has_budget=True) == []
+
+
+def test_names_are_escaped_in_latex_and_html():
+    record = {"mean": 50.0, "deviation": 1.0, "difference": None, "seeds": {0: 50.0}, "failed": {}}
+    record |= {"parameters": 10**6, "multiply_adds": 10**9, "seconds": 1.0, "mib": 1.0, "rate": 1.0}
+    record |= {"iterations": 1000}
+    names = ("a_b & <c>", "100 %_d")
+    content = dict(
+        plan=Mock(models=[names[0]], data=[names[1]]),
+        metrics=["mIoU"],
+        cells={("mIoU", *names): record},
+        notes=["a note"],
+        seeds=[0, 1, 2],
+    )
+    folder = Path(table.__file__).parent
+    tex = template("table.tex.j2", folder).render(**content)
+    assert r"a\_b \& <c> & 1.00 & 1.00" in tex and r"100 \%\_d" in tex
+    assert r"$50.0 \pm 1.0$" in tex
+    more = {"curves": {names[1]: ""}, "worst": {names[1]: []}, "colors": ["#000"], "versions": []}
+    page = template("table.html.j2", folder).render(**content, **more)
+    assert "&lt;c&gt;" in page and "<c>" not in page and "± 1.0" in page
