@@ -181,7 +181,7 @@ def safe_loading(min_backbone_share: float | None = None) -> AbstractContextMana
     contain only tensors, plain containers and mmengine's logged numbers. Each load logs how much of
     the model it fills, and refuses weights that are not finite or fill too little of the backbone.
 
-    `DurableRunner` and the commands use it automatically.
+    `DurableRunner`, `train`, `test`, `get_model` and the commands use it automatically.
 
     Args:
         min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default.

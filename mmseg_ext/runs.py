@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
+from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.cost.model_cost import write_cost
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.build import build_test_runner, build_train_runner
-from mmseg_ext.engine.build_errors import explained
+from mmseg_ext.engine.build import build_test_runner, build_train_runner, safely
 from mmseg_ext.engine.duration import iterations_in, recorded_iterations
 from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import LaunchError
@@ -73,7 +72,7 @@ def train(
             config, changes, folder, launcher, resume, amp, auto_scale_lr, iterations, size
         )
 
-    with logged_warnings(), safe_loading():
+    with logged_warnings():
         if minutes is not None:
             iterations = recorded_iterations(config, folder) if resume else None
             iterations = iterations or iterations_in(minutes, build)
@@ -82,9 +81,7 @@ def train(
         runner.register_hook(ProgressHook())
         if resume:
             runner.register_hook(SameClasses("train_loop"))
-        # Also for mmengine's Runner, which does not read the key.
-        share = runner.cfg.get("min_backbone_share")
-        with explained(runner.cfg, runner.model), safe_loading(share):
+        with safely(runner.cfg, runner.model):
             runner.train()
         write_cost(runner)
     place, file = Path(runner.work_dir).resolve(), Path(runner.cfg.filename or "").resolve()
@@ -135,7 +132,7 @@ def test(
         LaunchError: if the test cannot start with these settings.
         CheckpointError: if the checkpoint is damaged or does not fit the model.
     """
-    with logged_warnings(), safe_loading(entire_model=True):
+    with logged_warnings():
         runner = build_test_runner(
             str(config),
             str(checkpoint),
@@ -155,7 +152,7 @@ def test(
         views = f", {seen['views']} views of each" if seen["views"] > 1 else ""
         count = len(loop.dataloader.dataset)
         runner.logger.info(f"test: {count:,} images of {seen['split']}{views}")
-        with explained(runner.cfg), autocast:
+        with safely(runner.cfg, entire_model=True), autocast:
             scores = runner.test()
         write_cost(runner)
     return scores

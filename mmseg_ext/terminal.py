@@ -161,9 +161,9 @@ class ProgressHook(Hook):
         if is_main_process() and count and self.validation >= _FIRST_LINE:
             each = timedelta(seconds=round(self.validation))
             print(f"  the validation took {each}; {count} more follow", flush=True)
-            self._advise(runner)
+            self._advise(runner, self.validation)
 
-    def _advise(self, runner) -> None:
+    def _advise(self, runner, validation: float) -> None:
         """Print once if validations take much of the time, and the interval that changes it.
 
         The interval is not changed here, because equal runs would then differ with the machine.
@@ -173,15 +173,15 @@ class ProgressHook(Hook):
             return
         self.is_advised = True
         # `start` is later by the time of validations, so these are seconds of iterations.
-        seconds = (self.start_of_validation + self.validation - self.start) / done
+        seconds = (self.start_of_validation + validation - self.start) / done
         if isinstance(loop, EpochBasedTrainLoop):
             seconds, last = seconds * len(loop.dataloader), loop.max_epochs
 
         def share(interval: int) -> float:
-            return self.validation / (self.validation + interval * seconds)
+            return validation / (validation + interval * seconds)
 
         if share(loop.val_interval) > _SHARE:
-            interval = min(last, round(self.validation * (1 / _SHARE - 1) / seconds))
+            interval = min(last, round(validation * (1 / _SHARE - 1) / seconds))
             print(
                 f"  validations take {share(loop.val_interval):.0%} of the time; "
                 f"train_cfg.val_interval={interval} makes it {share(interval):.0%}",

@@ -68,20 +68,6 @@ class ConvPatchEmbed(nn.Module):
         return self.proj(x)
 
 
-def _count_mixing_blocks(settings: Settings, re_attention: bool) -> int:
-    """Return how many of the last blocks have re-attention.
-
-    Raises:
-        ValueError: if `re_attention_blocks` is not in [0, depth].
-    """
-    count, depth = settings["re_attention_blocks"], settings["depth"]
-    if count is None:
-        count = depth
-    if not 0 <= count <= depth:
-        raise ValueError(f"re_attention_blocks={count}: not in [0, {depth}]")
-    return count if re_attention else 0
-
-
 class DeepViT(TokenBackbone):
     """DeepViT, for images (B, 3, H, W) of any size.
 
@@ -188,7 +174,13 @@ class DeepViT(TokenBackbone):
             num_classes=num_classes,
             in_channels=in_channels,
         )
-        mixing_blocks = _count_mixing_blocks(settings, re_attention)
+        mixing_blocks = settings["re_attention_blocks"]  # the last ones
+        if mixing_blocks is None:
+            mixing_blocks = depth
+        if not 0 <= mixing_blocks <= depth:
+            raise ValueError(f"re_attention_blocks={mixing_blocks}: not in [0, {depth}]")
+        if not re_attention:
+            mixing_blocks = 0
         if scale_adjustment is None:
             scale_adjustment = settings["scale_adjustment"] if re_attention else 1.0
         self.grid = square_grid(img_size, PATCH)

@@ -9,16 +9,13 @@ Deviations:
 
 - Lambda layers can be dilated.
 - timm's 2x2 pooling rounds odd sizes up; timm raises an error.
-
-`Design` has what a variant sets, `Layout` the strides and dilations of the stages. `plan_stage`
-turns both into a `BlockPlan` for each bottleneck, before any module is built.
 """
 
 import math
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from itertools import accumulate, pairwise
+from typing import Any, Literal
 
 from mmcv.cnn import build_activation_layer, build_norm_layer
 from mmengine.model import constant_init, kaiming_init
@@ -72,123 +69,18 @@ STEMS = {"plain": (), "deep": (32, 32, STEM_WIDTH), "tiered": (24, 32, STEM_WIDT
 Placement = Literal["all", "hybrid"] | Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True)
-class Design:
-    """The arguments of `LambdaResNet` that a variant can set. They are described there."""
-
-    depth: int | Sequence[int]
-    placement: Placement
-    stem: str
-    pool: Literal["avg3", "avg2"]
-    key_depth: int
-    num_heads: int
-    intra_depth: int
-    receptive_field: int | None
-    resolution: tuple[int, int] | None
-    act_cfg: dict
-    position_bias: bool
-    share_embeddings: Literal["stage"] | None
-    lambda_stages: Sequence[int]
-    avg_down: bool
-    se_ratio: float | None
-
-    def check(self) -> None:
-        """Raise a ValueError for an unknown stem."""
-        if self.stem not in STEMS:
-            raise ValueError(f"stem={self.stem!r}: unknown; use {', '.join(STEMS)}")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The strides and dilations of the stages, as in mmsegmentation's ResNet."""
-
-    strides: Sequence[int]
-    dilations: Sequence[int]
-    contract_dilation: bool
-    style: Literal["pytorch", "caffe"]
-
-    def check(self, num_stages: int) -> None:
-        """Raise a ValueError for an unknown style or another number of stages."""
-        if self.style not in ("pytorch", "caffe"):
-            raise ValueError(f"style={self.style!r}: unknown; use 'pytorch' or 'caffe'")
-        if not len(self.strides) == len(self.dilations) == num_stages:
-            raise ValueError(
-                f"strides={tuple(self.strides)}, dilations={tuple(self.dilations)}: "
-                f"num_stages={num_stages} needs one number per stage"
-            )
-
-    def total_stride(self, stages: int) -> int:
-        """Return the stride after the stem and the first `stages` stages."""
-        return STEM_STRIDE * math.prod(self.strides[:stages])
-
-
-@dataclass(frozen=True)
-class BlockPlan:
-    """One bottleneck.
-
-    Args:
-        channels: width of its inner layers.
-        strides: strides of `conv1` and `conv2`.
-        dilation: of `conv2`.
-        has_lambda: whether `conv2` is a lambda layer instead of a 3x3 convolution.
-        resolution: size of the largest map of a lambda layer with global context.
-    """
-
-    in_channels: int
-    channels: int
-    strides: tuple[int, int]
-    dilation: int
-    has_lambda: bool
-    resolution: tuple[int, int] | None
-
-
-def plan_stage(
-    stage: int, design: Design, layout: Layout, lambda_indices: Sequence[int]
-) -> list[BlockPlan]:
-    """Return the blocks of a stage; those with an index in `lambda_indices` have a lambda layer."""
-    plans = []
-    in_channels = STEM_WIDTH if stage == 0 else STAGE_WIDTHS[stage - 1] * EXPANSION
-    input_stride = layout.total_stride(stage)
-    for i in range(block_counts(design.depth)[stage]):
-        strides, dilation = (1, 1), layout.dilations[stage]
-        if i == 0:
-            stride = layout.strides[stage]
-            strides = (stride, 1) if layout.style == "caffe" else (1, stride)
-            if layout.contract_dilation and dilation > 1:
-                dilation //= 2  # as in mmsegmentation, in the first block only
-        resolution = None
-        if i in lambda_indices and design.resolution is not None:
-            if dilation > 1:
-                raise ValueError(
-                    f"dilations: {dilation} in stage {stage}; use 1 for lambda layers with a "
-                    "resolution"
-                )
-            # The lambda layer's input has the stride of the 1x1 convolution before it.
-            resolution = _strided_size(design.resolution, input_stride * strides[0])
-        plan = BlockPlan(
-            in_channels=in_channels,
-            channels=STAGE_WIDTHS[stage],
-            strides=strides,
-            dilation=dilation,
-            has_lambda=i in lambda_indices,
-            resolution=resolution,
-        )
-        plans.append(plan)
-        in_channels = STAGE_WIDTHS[stage] * EXPANSION
-        input_stride *= max(strides)
-    return plans
-
-
-def _strided_size(size: tuple[int, int], stride: int) -> tuple[int, int]:
-    height, width = size
-    return math.ceil(height / stride), math.ceil(width / stride)
-
-
 def lambda_blocks(
     depth: int | Sequence[int], lambda_stages: Sequence[int], placement: Placement
-) -> tuple[tuple[int, ...], ...]:
-    """Return the indices of the blocks with a lambda layer, for each stage."""
-    counts = block_counts(depth)
+) -> list[list[bool]]:
+    """Return whether each bottleneck of each stage has a lambda layer.
+
+    Raises:
+        ValueError: for an unknown depth, stage or placement.
+    """
+    if isinstance(depth, int) and depth not in DEPTHS:
+        known = ", ".join(map(str, DEPTHS))
+        raise ValueError(f"depth={depth}: unknown; use {known} or four block counts")
+    counts = DEPTHS[depth] if isinstance(depth, int) else tuple(depth)
     if any(not 0 <= stage < len(counts) for stage in lambda_stages):
         raise ValueError(f"lambda_stages={lambda_stages}: not in [0, {len(counts) - 1}]")
     if placement == "all":
@@ -203,23 +95,12 @@ def lambda_blocks(
             f"placement={placement!r}: unknown; use 'all', 'hybrid' or the block indices of each "
             f"of the {len(counts)} stages"
         )
+    blocks = []
     for stage, (indices, count) in enumerate(zip(placement, counts, strict=True)):
         if any(not 0 <= i < count for i in indices):
             raise ValueError(f"placement of stage {stage}: {indices} not in [0, {count - 1}]")
-    blocks = []
-    for stage, indices in enumerate(placement):
-        blocks.append(tuple(indices) if stage in lambda_stages else ())
-    return tuple(blocks)
-
-
-def block_counts(depth: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the number of bottlenecks in each stage; raise ValueError for an unknown depth."""
-    if not isinstance(depth, int):
-        return tuple(depth)
-    if depth not in DEPTHS:
-        known = ", ".join(map(str, DEPTHS))
-        raise ValueError(f"depth={depth}: unknown; use {known} or four block counts")
-    return DEPTHS[depth]
+        blocks.append([stage in lambda_stages and i in indices for i in range(count)])
+    return blocks
 
 
 class SqueezeExcitation(nn.Module):
@@ -242,66 +123,62 @@ class SqueezeExcitation(nn.Module):
 class Bottleneck(nn.Module):
     """1x1 convolution, 3x3 convolution or lambda layer, 1x1 convolution, each with a norm.
 
-    Only blocks with a 3x3 convolution have squeeze-and-excitation.
-
     Args:
-        embeddings: position embeddings that a lambda layer shares; None for its own.
+        channels: width of the inner layers.
+        strides: of `conv1` and `conv2`.
+        dilation: of `conv2`.
+        lambda_layer: further arguments of the `LambdaLayer` in place of the 3x3 convolution; None
+            for the convolution.
+        avg_down: average pooling before the 1x1 convolution of a strided shortcut.
+        se_ratio: of squeeze-and-excitation, which only blocks with a 3x3 convolution have.
     """
 
     def __init__(
         self,
-        plan: BlockPlan,
-        design: Design,
+        in_channels: int,
+        channels: int,
+        strides: tuple[int, int],
+        dilation: int,
+        lambda_layer: dict[str, Any] | None,
         norm_cfg: dict,
-        embeddings: PositionEmbeddings | None = None,
+        act_cfg: dict,
+        avg_down: bool,
+        se_ratio: float | None,
     ):
         super().__init__()
 
         def norm(width: int) -> nn.Module:
             return build_norm_layer(norm_cfg, width)[1]
 
-        channels, out_channels = plan.channels, plan.channels * EXPANSION
-        self.conv1 = nn.Conv2d(plan.in_channels, channels, 1, plan.strides[0], bias=False)
+        out_channels = channels * EXPANSION
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, strides[0], bias=False)
         self.bn1 = norm(channels)
-        if plan.has_lambda:
+        if lambda_layer is not None:
             self.conv2 = LambdaLayer(
-                channels,
-                key_depth=design.key_depth,
-                num_heads=design.num_heads,
-                intra_depth=design.intra_depth,
-                receptive_field=design.receptive_field,
-                resolution=plan.resolution,
-                stride=plan.strides[1],
-                dilation=plan.dilation,
-                position_bias=design.position_bias,
-                pool=design.pool,
-                embeddings=embeddings,
-                norm_layer=norm,
+                channels, stride=strides[1], dilation=dilation, norm_layer=norm, **lambda_layer
             )
         else:
             self.conv2 = nn.Conv2d(
-                channels,
-                channels,
-                kernel_size=3,
-                stride=plan.strides[1],
-                padding=plan.dilation,
-                dilation=plan.dilation,
-                bias=False,
+                channels, channels, 3, strides[1], padding=dilation, dilation=dilation, bias=False
             )
         self.bn2 = norm(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = norm(out_channels)
-        self.act = build_activation_layer(design.act_cfg)
+        self.act = build_activation_layer(act_cfg)
         self.se = None
-        if design.se_ratio is not None and not plan.has_lambda:
-            hidden = max(1, round(out_channels * design.se_ratio))
-            self.se = SqueezeExcitation(out_channels, hidden)
+        if se_ratio is not None and lambda_layer is None:
+            self.se = SqueezeExcitation(out_channels, max(1, round(out_channels * se_ratio)))
         self.downsample = None
-        stride = max(plan.strides)
-        if stride != 1 or plan.in_channels != out_channels:
-            self.downsample = _downsample(
-                plan.in_channels, out_channels, stride, design.avg_down, norm_cfg
-            )
+        stride = max(strides)
+        if stride != 1 or in_channels != out_channels:
+            self.downsample = nn.Sequential()
+            if avg_down:
+                # At stride 1 the pooling does nothing, but mmseg's names count it.
+                pool = nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False)
+                self.downsample.append(pool)
+                stride = 1
+            self.downsample.append(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False))
+            self.downsample.append(norm(out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, C, H, W) to (B, 4 * channels, ceil(H / stride), ceil(W / stride))."""
@@ -313,32 +190,6 @@ class Bottleneck(nn.Module):
         if self.downsample is not None:
             x = self.downsample(x)
         return self.act(y + x)
-
-
-def _downsample(
-    in_channels: int, out_channels: int, stride: int, avg_down: bool, norm_cfg: dict
-) -> nn.Sequential:
-    """Return a 1x1 convolution and its norm, with `avg_down` after an average pooling."""
-    layers = nn.Sequential()
-    if avg_down:
-        # At stride 1 the pooling does nothing, but mmseg's names count it.
-        layers.append(nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False))
-        stride = 1
-    layers.append(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False))
-    layers.append(build_norm_layer(norm_cfg, out_channels)[1])
-    return layers
-
-
-def _build_stage(plans: Sequence[BlockPlan], design: Design, norm_cfg: dict) -> nn.Sequential:
-    """Return the blocks of a stage; lambda layers for maps of one size can share embeddings."""
-    shared: dict[tuple[int, int] | None, PositionEmbeddings] = {}  # by the size
-    blocks = nn.Sequential()
-    for plan in plans:
-        block = Bottleneck(plan, design, norm_cfg, shared.get(plan.resolution))
-        if isinstance(block.conv2, LambdaLayer) and design.share_embeddings is not None:
-            shared[plan.resolution] = block.conv2.embeddings
-        blocks.append(block)
-    return blocks
 
 
 class LambdaResNet(Backbone):
@@ -418,34 +269,41 @@ class LambdaResNet(Backbone):
         init_cfg: dict | list[dict] | None = None,
     ):
         super().__init__(init_cfg=init_cfg)
-        arguments = Design(
-            depth=depth,
-            placement=placement,
-            stem=stem,
-            pool=pool,
-            key_depth=key_depth,
-            num_heads=num_heads,
-            intra_depth=intra_depth,
-            receptive_field=receptive_field,
-            resolution=resolution,
-            act_cfg=act_cfg or dict(type="ReLU", inplace=True),
-            position_bias=position_bias,
-            share_embeddings=share_embeddings,
-            lambda_stages=lambda_stages,
-            avg_down=avg_down,
-            se_ratio=se_ratio,
-        )
-        design = Design(**settings_of(arch or {}, ARCHS, vars(arguments)))
-        design.check()
+        arguments = {
+            "depth": depth,
+            "lambda_stages": lambda_stages,
+            "placement": placement,
+            "key_depth": key_depth,
+            "num_heads": num_heads,
+            "intra_depth": intra_depth,
+            "receptive_field": receptive_field,
+            "resolution": resolution,
+            "share_embeddings": share_embeddings,
+            "position_bias": position_bias,
+            "pool": pool,
+            "stem": stem,
+            "avg_down": avg_down,
+            "se_ratio": se_ratio,
+            "act_cfg": act_cfg or {"type": "ReLU", "inplace": True},
+        }
+        settings = settings_of(arch or {}, ARCHS, arguments)
         strides = strides or (1, 2, 2, 2)[:num_stages]
         dilations = dilations or (1,) * num_stages
-        layout = Layout(strides, dilations, contract_dilation, style)
-        layout.check(num_stages)
+        if settings["stem"] not in STEMS:
+            raise ValueError(f"stem={settings['stem']!r}: unknown; use {', '.join(STEMS)}")
+        if style not in ("pytorch", "caffe"):
+            raise ValueError(f"style={style!r}: unknown; use 'pytorch' or 'caffe'")
+        if not len(strides) == len(dilations) == num_stages:
+            raise ValueError(
+                f"strides={tuple(strides)}, dilations={tuple(dilations)}: "
+                f"num_stages={num_stages} needs one number per stage"
+            )
+        total_strides = list(accumulate(strides, operator.mul, initial=STEM_STRIDE))
         channels = [width * EXPANSION for width in STAGE_WIDTHS[:num_stages]]
         self._set_options(
             arch,
             channels,
-            strides=[layout.total_stride(stage + 1) for stage in range(num_stages)],
+            total_strides[1:],
             out_indices=out_indices,
             frozen_stages=frozen_stages,
             with_cp=with_cp,
@@ -455,31 +313,93 @@ class LambdaResNet(Backbone):
         self.norm_eval = norm_eval
         norm_cfg = norm_cfg or {"type": "BN", "requires_grad": True}
 
-        self._build_stem(design, norm_cfg)
-        placed = lambda_blocks(design.depth, design.lambda_stages, design.placement)
+        self._build_stem(settings["stem"], norm_cfg, settings["act_cfg"])
+        has_lambda = lambda_blocks(
+            settings["depth"], settings["lambda_stages"], settings["placement"]
+        )
         for stage in range(self.built):
-            plans = plan_stage(stage, design, layout, placed[stage])
-            self.add_module(f"layer{stage + 1}", _build_stage(plans, design, norm_cfg))
+            dilation = first_dilation = dilations[stage]
+            if contract_dilation and dilation > 1:
+                first_dilation //= 2  # as in mmsegmentation
+            layer = self._build_stage(
+                stage, has_lambda[stage], style, (first_dilation, dilation), settings, norm_cfg
+            )
+            self.add_module(f"layer{stage + 1}", layer)
         self.fc = None
         if num_classes is not None:
             self.fc = nn.Linear(channels[-1], num_classes)
         self._reset_parameters()
         self._freeze_stages()
 
-    def _build_stem(self, design: Design, norm_cfg: dict) -> None:
+    def _build_stem(self, stem: str, norm_cfg: dict, act_cfg: dict) -> None:
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        if design.stem == "plain":
+        if stem == "plain":
             self.conv1 = nn.Conv2d(self.in_channels, STEM_WIDTH, 7, 2, padding=3, bias=False)
             self.bn1 = build_norm_layer(norm_cfg, STEM_WIDTH)[1]
-            self.act = build_activation_layer(design.act_cfg)
+            self.act = build_activation_layer(act_cfg)
             return
         self.stem = nn.Sequential()
         stride = 2
-        for before, after in pairwise((self.in_channels, *STEMS[design.stem])):
+        for before, after in pairwise((self.in_channels, *STEMS[stem])):
             self.stem.append(nn.Conv2d(before, after, 3, stride, padding=1, bias=False))
             self.stem.append(build_norm_layer(norm_cfg, after)[1])
-            self.stem.append(build_activation_layer(design.act_cfg))
+            self.stem.append(build_activation_layer(act_cfg))
             stride = 1
+
+    def _build_stage(
+        self,
+        stage: int,
+        has_lambda: Sequence[bool],
+        style: str,
+        dilations: tuple[int, int],
+        settings: Settings,
+        norm_cfg: dict,
+    ) -> nn.Sequential:
+        """Return the blocks of a stage; `dilations` are of the first block and of the others."""
+        of_lambda_layers = ("key_depth", "num_heads", "intra_depth", "receptive_field")
+        of_lambda_layers += ("position_bias", "pool")
+        lambda_options = {key: settings[key] for key in of_lambda_layers}
+        of_blocks = ("act_cfg", "avg_down", "se_ratio")
+        block_options = {key: settings[key] for key in of_blocks}
+        shared: dict[Any, PositionEmbeddings] = {}  # by the size of the map
+        in_channels, input_stride = STEM_WIDTH, STEM_STRIDE
+        if stage > 0:
+            in_channels, input_stride = (
+                self.stage_channels[stage - 1],
+                self.stage_strides[stage - 1],
+            )
+        blocks = nn.Sequential()
+        for i, has_lambda_layer in enumerate(has_lambda):
+            stride = self.stage_strides[stage] // input_stride  # 1 after the first block
+            strides = (stride, 1) if style == "caffe" else (1, stride)
+            dilation = dilations[min(i, 1)]
+            lambda_layer = None
+            if has_lambda_layer:
+                size = settings["resolution"]
+                if size is not None and dilation > 1:
+                    raise ValueError(
+                        f"dilations: {dilation} in stage {stage}; use 1 for lambda layers with a "
+                        "resolution"
+                    )
+                if size is not None:
+                    # The lambda layer's input has the stride of the 1x1 convolution before it.
+                    size = tuple(math.ceil(side / (input_stride * strides[0])) for side in size)
+                lambda_layer = {**lambda_options, "resolution": size}
+                lambda_layer["embeddings"] = shared.get(size)
+            block = Bottleneck(
+                in_channels,
+                STAGE_WIDTHS[stage],
+                strides,
+                dilation,
+                lambda_layer,
+                norm_cfg=norm_cfg,
+                **block_options,
+            )
+            if settings["share_embeddings"] is not None and isinstance(block.conv2, LambdaLayer):
+                shared[block.conv2.resolution] = block.conv2.embeddings
+            blocks.append(block)
+            in_channels, input_stride = self.stage_channels[stage], self.stage_strides[stage]
+        return blocks
 
     def _reset_parameters(self) -> None:
         """Initialize convolutions with He's method (fan-out), lambda layers as in the paper.

@@ -13,8 +13,6 @@ Deviations: none in the results. Feature maps are channels-last throughout; the 
 are in `mmseg_ext.layers.manhattan_attention`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -38,15 +36,15 @@ from mmseg_ext.layers.input_shapes import channels_first, channels_last
 from mmseg_ext.layers.manhattan_attention import Decay, ManhattanBlock, takes_terms
 from mmseg_ext.layers.precision import compute_dtype
 
-# The lists have one entry per stage, which `Stage` describes.
+# The lists have one entry per stage.
 _TINY: dict[str, Any] = {
     "depths": (2, 2, 8, 2),
     "embed_dims": (64, 128, 256, 512),
     "num_heads": (4, 4, 8, 16),
-    "ffn_ratios": (3, 3, 3, 3),
-    "decay_ranges": (4, 4, 6, 6),
-    "decomposed": (True, True, False, False),
-    "layer_scales": (None, None, None, None),
+    "ffn_ratios": (3, 3, 3, 3),  # hidden width of the feed-forward network over the width
+    "decay_ranges": (4, 4, 6, 6),  # see `ManhattanAttention`
+    "decomposed": (True, True, False, False),  # attention along W, then H; else the full map
+    "layer_scales": (None, None, None, None),  # initial values; None: no layer scale
     "drop_path_rate": 0.1,
 }
 _SMALL = _TINY | {
@@ -74,52 +72,6 @@ ARCHS = {"tiny": _TINY, "small": _SMALL, "base": _BASE, "large": _LARGE}
 _DECAY_START = 2.0
 _STEM_STRIDE = 4
 _CLASSIFIER_WIDTH = 1024
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The settings of one stage.
-
-    Args:
-        depth: number of blocks.
-        width: channels.
-        ffn_ratio: hidden width of the feed-forward network over the width.
-        decay_range: see `ManhattanAttention`.
-        decomposed: attention along W and then along H, instead of attention over the full map.
-        layer_scale: initial value of the layer scale; None: no layer scale.
-    """
-
-    depth: int
-    width: int
-    num_heads: int
-    ffn_ratio: float
-    decay_range: float
-    decomposed: bool
-    layer_scale: float | None
-
-
-def stages_of(arch: Settings) -> list[Stage]:
-    """Return the stages of a complete arch.
-
-    Raises:
-        ValueError: if its lists have different lengths.
-    """
-    lengths = {key: len(arch[key]) for key in arch if key != "drop_path_rate"}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"arch: lists of different lengths {lengths}; use one entry per stage")
-    stages = []
-    for i in range(lengths["depths"]):
-        stage = Stage(
-            depth=arch["depths"][i],
-            width=arch["embed_dims"][i],
-            num_heads=arch["num_heads"][i],
-            ffn_ratio=arch["ffn_ratios"][i],
-            decay_range=arch["decay_ranges"][i],
-            decomposed=arch["decomposed"][i],
-            layer_scale=arch["layer_scales"][i],
-        )
-        stages.append(stage)
-    return stages
 
 
 def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
@@ -203,11 +155,14 @@ class RMT(Backbone):
     ):
         super().__init__(init_cfg)
         settings = settings_of(arch, ARCHS, ARCHS["tiny"])
-        stages = stages_of(settings)
+        lengths = {key: len(settings[key]) for key in settings if key != "drop_path_rate"}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"arch: lists of different lengths {lengths}; use one entry per stage")
+        depths = settings["depths"]
         self._set_options(
             arch,
-            channels=[stage.width for stage in stages],
-            strides=[_STEM_STRIDE * 2**i for i in range(len(stages))],
+            channels=settings["embed_dims"],
+            strides=[_STEM_STRIDE * 2**i for i in range(len(depths))],
             out_indices=out_indices,
             frozen_stages=frozen_stages,
             with_cp=with_cp,
@@ -221,7 +176,31 @@ class RMT(Backbone):
         for before, after in pairwise(widths):
             self.downsamples.append(_downsample(before, after, norm_cfg))
         rate = settings["drop_path_rate"] if drop_path_rate is None else drop_path_rate
-        self._build_stages(stages, rate, {"decay": decay, "lce": lce, "cpe": cpe})
+        rates = planned_drop_rates(rate, sum(depths))
+        self.stages = nn.ModuleList()
+        self._rates: list[list[float]] = []  # of stochastic depth, in each stage
+        for i, width in enumerate(widths):
+            first = sum(depths[:i])
+            stage_rates = rates[first : first + depths[i]]
+            blocks = nn.ModuleList()
+            for path_rate in stage_rates:
+                block = ManhattanBlock(
+                    width,
+                    settings["num_heads"][i],
+                    settings["ffn_ratios"][i],
+                    drop_path=DropPath(path_rate),
+                    layer_scale=settings["layer_scales"][i],
+                    decay_start=_DECAY_START,
+                    decay_range=settings["decay_ranges"][i],
+                    decomposed=settings["decomposed"][i],
+                    decay=decay,
+                    lce=lce,
+                    cpe=cpe,
+                )
+                blocks.append(block)
+            self.stages.append(blocks)
+            self._rates.append(stage_rates)
+            self.register_buffer(f"keep_{i}", kept_branches(stage_rates), persistent=False)
         self.out_norms = nn.ModuleDict()
         self.classifier = None
         if num_classes is None:
@@ -231,35 +210,6 @@ class RMT(Backbone):
             self.classifier = _Classifier(widths[-1], num_classes, norm_cfg)
         self.apply(init_linear)
         self._freeze_stages()
-
-    def _build_stages(
-        self, stages: Sequence[Stage], drop_path_rate: float, options: dict[str, Any]
-    ) -> None:
-        """Build the blocks; `options` are arguments of every `ManhattanBlock`."""
-        depths = [stage.depth for stage in stages]
-        rates = planned_drop_rates(drop_path_rate, sum(depths))
-        self.stages = nn.ModuleList()
-        self._rates: list[list[float]] = []  # of stochastic depth, in each stage
-        for i, stage in enumerate(stages[: self.built]):
-            first = sum(depths[:i])
-            stage_rates = rates[first : first + stage.depth]
-            blocks = nn.ModuleList()
-            for path_rate in stage_rates:
-                block = ManhattanBlock(
-                    stage.width,
-                    stage.num_heads,
-                    stage.ffn_ratio,
-                    drop_path=DropPath(path_rate),
-                    layer_scale=stage.layer_scale,
-                    decay_start=_DECAY_START,
-                    decay_range=stage.decay_range,
-                    decomposed=stage.decomposed,
-                    **options,
-                )
-                blocks.append(block)
-            self.stages.append(blocks)
-            self._rates.append(stage_rates)
-            self.register_buffer(f"keep_{i}", kept_branches(stage_rates), persistent=False)
 
     @property
     def parts(self) -> list[list[str]]:

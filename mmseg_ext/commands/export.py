@@ -22,8 +22,8 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.inference.export import export
 
     model = named_model(args)
-    # The exporter prints nothing meanwhile. Measured for 3 M parameters: 112 and 11 seconds.
-    usual = "five minutes" if args.dynamic else "half a minute"
+    # The exporter prints nothing meanwhile. Measured for 3 M parameters: 51 and 11 seconds.
+    usual = "two minutes" if args.dynamic else "half a minute"
     print(f"exporting, which usually takes less than {usual}", flush=True)
     result = export(
         model,

@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--csv", action="store_true", help=tables)
     side = "side of a pixel in micrometers, for objects.csv"
     parser.add_argument("--pixel-size", type=float, metavar="UM", help=side)
-    least = "pixels of an object (default: the config's `min_area`, or 16 of the network's input)"
+    least = (
+        "pixels of an object (default: the config's `min_area`, at least 16 of the network's input)"
+    )
     parser.add_argument("--min-area", type=float, help=least)
     square = "the same in square micrometers, with --pixel-size"
     parser.add_argument("--min-area-um2", type=float, metavar="A", help=square)

@@ -10,8 +10,10 @@ Arguments of Runners have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2
 - `tta` uses `StreamingSegTTAModel` if a config has no `tta_model`.
 """
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +23,10 @@ from mmengine.logging import MMLogger
 from mmengine.model.utils import revert_sync_batchnorm
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
+from torch import nn
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
-from mmseg_ext.checkpoint.safe_loading import unwrap_model
+from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable.levers import LeverHook, apply_levers
 from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
@@ -61,6 +64,19 @@ class _QuietRunner(Runner):
 class _QuietTestRunner(_QuietRunner):
     def dump_config(self) -> None:
         dump_config_of_test(self)
+
+
+@contextlib.contextmanager
+def safely(
+    cfg: Config, model: nn.Module | None = None, entire_model: bool | None = None
+) -> Iterator[None]:
+    """Build or run what `cfg` names: no weights run code, and errors are explained.
+
+    Everything of this package that builds a model or runs a Runner of any class does it in here.
+    See `safe_loading` and `explained` for the arguments.
+    """
+    with safe_loading(cfg.get("min_backbone_share"), entire_model), explained(cfg, model):
+        yield
 
 
 def build_train_runner(
@@ -157,7 +173,7 @@ def build_segmentor(cfg: Config) -> Any:
     from mmseg.registry import MODELS
 
     init_default_scope(cfg.get("default_scope", "mmseg"))
-    with explained(cfg):
+    with safely(cfg):
         model: Any = MODELS.build(cfg.model)
     if not isinstance(model, BaseSegmentor):
         package = type(model).__module__.partition(".")[0]
@@ -172,7 +188,7 @@ def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
     apply_levers("config", cfg)
     process_state = OwnProcessStateHook(cfg)
-    with explained(cfg):
+    with safely(cfg):
         if "runner_type" in cfg:
             runner = RUNNERS.build(cast(dict, cfg))
         else:
@@ -182,9 +198,13 @@ def _build(cfg: Config, *loops: str) -> Runner:
             getattr(runner, loop)
     model = unwrap_model(runner.model)
     if hasattr(model, "encode_decode"):  # other models need no mmsegmentation
+        from mmseg_ext.segmentors import StripEncoderDecoder
         from mmseg_ext.segmentors.mixed_sizes import predict_mixed_sizes
+        from mmseg_ext.segmentors.unlabeled_images import mask_unlabeled
 
         predict_mixed_sizes(model)
+        if not isinstance(model, StripEncoderDecoder):  # whose constructor does it
+            mask_unlabeled(model)
     if not any(isinstance(hook, LeverHook) for hook in runner.hooks):  # of another class
         runner.register_hook(LeverHook())
     # Configs of others do not name the hooks whose files the report shows.

@@ -14,7 +14,7 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmseg_ext.durable.work_dir import on_rank_zero
-from mmseg_ext.engine.build_errors import explained
+from mmseg_ext.engine.build import safely
 from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.terminal import validations_left
@@ -70,7 +70,7 @@ def iterations_in(minutes: float, build: Callable[[dict, str], Runner]) -> int:
         trial, validation = _Trial(), 0.0
         runner.register_hook(trial, "LOWEST")
         count = validations_left(runner, 0)
-        with contextlib.suppress(_Measured), explained(runner.cfg, runner.model):
+        with contextlib.suppress(_Measured), safely(runner.cfg, runner.model):
             runner.train()
         if count:
             validation = count * _validation_seconds(runner)

@@ -289,12 +289,12 @@ class WholeImageSegmentor(nn.Module):
         )  # (B, classes, H, W)
 
 
-class _SameConv2d(Conv2dAdaptivePadding):
+class SameConv2d(Conv2dAdaptivePadding):
     """mmcv's convolution with TensorFlow's padding, for symbolic sizes.
 
-    mmcv writes a size twice, in a division and in a maximum, from which it never cancels. Behind
-    five of them an expression has a thousand terms, and the exporter takes minutes. Here it
-    cancels, and the size of the output is ceil(size / stride).
+    mmcv writes a size three times, in a division and in a maximum, from which it never cancels, so
+    each layer makes the expression of the output's size three times as long, and the exporter takes
+    minutes. Here it cancels, and the output's size is ceil(size / stride).
     """
 
     @staticmethod
@@ -324,13 +324,14 @@ def _free_of_size(module: nn.Module) -> None:
     mmsegmentation's `Upsample` turns a size into a constant with int(); for an integer factor
     torch's module computes the same.
     """
+    child: Any
     for name, child in module.named_children():
         factor: Any = getattr(child, "scale_factor", None)
-        if isinstance(child, Upsample) and not child.size and factor % 1 == 0:
+        if SameConv2d.is_for(child):
+            child.__class__ = SameConv2d  # with the weights as they are
+        elif isinstance(child, Upsample) and not child.size and factor % 1 == 0:
             upsample = nn.Upsample(None, factor, child.mode, child.align_corners)
             setattr(module, name, upsample)
-        elif _SameConv2d.is_for(child):
-            child.__class__ = _SameConv2d  # with the weights as they are
         else:
             _free_of_size(child)
 

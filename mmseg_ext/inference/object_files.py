@@ -37,7 +37,7 @@ class ObjectFiles:
         classes: of the model, in the order of its labels.
         chosen: the classes whose objects are written; by default all but background and border.
         pixel_size: side of a pixel in micrometers.
-        usual_area: pixels that an object of a class needs; by default 16 of the network's input.
+        usual_area: pixels that an object of a class needs, if more than 16 of the network's input.
         min_area: pixels that all objects need instead.
         min_area_um2: the same in square micrometers.
 
@@ -85,7 +85,9 @@ class ObjectFiles:
         objects = {}
         for name in chosen:
             found = find_objects(result.labels, result.classes.index(name), name)
-            least = self.usual_area.get(name, usual) if self.min_area is None else self.min_area
+            least = max(usual, self.usual_area.get(name, 0))
+            if self.min_area is not None:
+                least = self.min_area
             objects[name] = [each for each in found if each.area >= least]
             self.small += len(found) - len(objects[name])
         return objects

@@ -106,7 +106,7 @@ def predict(
         classes: that are drawn, and whose objects are written; by default all but background and
             border.
         min_area: pixels that an object needs. By default as in the config's `min_area`, a dict of
-            classes, and for other classes 16 of the network's input.
+            classes, and at least 16 of the network's input.
         min_area_um2: the same in square micrometers, which needs a `pixel_size`.
         pixel_size: side of a pixel in micrometers, for `objects.csv`.
         confidence: write the probability of each pixel's label, 0 to 255.

@@ -18,7 +18,7 @@ from mmengine.config import Config
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.inference.objects import BORDER
+from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
 from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
 from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
@@ -32,12 +32,14 @@ from mmseg_ext.own_dataset.summary import Split
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
 STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
-VALIDATIONS = 10  # in a training
+VALIDATIONS, LEAST_VALIDATIONS = 10, 2  # in a training
+BATCH = 4
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 _MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
 SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
-_SPECKS = 1  # percent of the labeled objects that can be smaller than `min_area`
+# `min_area`: percent of the labeled objects that can be smaller, and objects that a class needs.
+_SPECKS, LEAST_OBJECTS = 1, 50
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
@@ -110,12 +112,37 @@ def write_config(
     steps = STEPS_WITH_STEM if start.stem else STEPS
     iterations = min(steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
     parts |= dict(iterations=iterations, warmup=iterations // 20)
-    parts["interval"] = iterations // VALIDATIONS
+    parts |= dict(batch=BATCH, saving=iterations // VALIDATIONS)
+    val = next((split for split in splits if split.name == "val"), train)
+    side, trained = None if tiles else parts["side"], iterations * parts["crop"] ** 2
+    validations = _validations(val, side, trained)
+    parts["interval"] = iterations // validations
+    if validations < VALIDATIONS:
+        text = f"a validation of these images takes long, so a training has {validations}, not"
+        project.notes.add(Rank.HINT, f"{text} {VALIDATIONS}; train_cfg.val_interval changes it")
 
     text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
     write_text(Template(text).substitute(parts), folder / "config.py")
+
+
+def _validations(val: Split, side: int | None, trained: int) -> int:
+    """Return how many validations take at most a tenth of the time of the training, 2 to 10.
+
+    They are counted from sizes, because a measured time would differ between equal trainings. On a
+    CPU a pixel of the network takes 0.3, and a pixel of the photo, which is decoded, resized and
+    compared, 0.08 of the time of a trained pixel.
+
+    Args:
+        side: the long side that the network sees; None for the photo's.
+        trained: pixels of one image of all batches.
+    """
+    cost = 0.0
+    for (width, height), count in val.sizes.items():
+        scale = side / max(width, height) if side else 1
+        cost += count * width * height * (0.3 * scale**2 + 0.08)
+    return int(np.clip(0.1 * BATCH * trained / max(cost, 1), LEAST_VALIDATIONS, VALIDATIONS))
 
 
 def _network_parts(start: Start) -> dict[str, Any]:
@@ -226,7 +253,8 @@ def _class_weights(share: np.ndarray) -> list[float] | None:
 def _least_areas(train: Split) -> dict[str, int]:
     """Return the area in pixels that 99 % of the labeled objects of a class have, by its name.
 
-    An object is a connected component of one of up to thirty label maps.
+    An object is a connected component of one of up to thirty label maps. Classes with few objects,
+    such as a ground that is one component of each image, say nothing of the smallest ones.
     """
     areas: list[list[int]] = [[] for _ in train.classes]
     for item in evenly(train.items, _MAPS_WITH_OBJECTS):
@@ -237,7 +265,7 @@ def _least_areas(train: Split) -> dict[str, int]:
             areas[i] += stats[1:, cv2.CC_STAT_AREA].tolist()
     found = {}
     for name, own in zip(train.classes, areas, strict=True):
-        if own:
+        if len(own) >= LEAST_OBJECTS and name not in NO_OBJECTS:
             found[name] = int(np.percentile(own, _SPECKS))
     return found
 

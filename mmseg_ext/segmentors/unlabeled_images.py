@@ -3,14 +3,16 @@
 Sparse annotations give such crops. mmsegmentation's cross-entropy then is 0. Its `LovaszLoss` is
 the mean of no value, NaN, and with `per_image` an error next to labeled images; `OhemCrossEntropy`
 has no gradient; Dice and Tversky losses train their prediction away. `mask_unlabeled` gives them
-labels that fit, and multiplies the result by 0. All other batches have the same loss, bit by bit.
+labels that fit, and multiplies the result by 0. `OhemCrossEntropy` is NaN also if it keeps no
+pixel, because all labeled ones are certain; it is 0 then. All other batches have the same loss, bit
+by bit.
 """
 
 from typing import Any
 
 import torch
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
-from mmseg.models.losses import CrossEntropyLoss
+from mmseg.models.losses import CrossEntropyLoss, OhemCrossEntropy
 from torch import Tensor, nn
 
 from mmseg_ext.segmentors.head_errors import losses_by_key
@@ -47,8 +49,17 @@ def _hook(loss: nn.Module) -> None:
             label = label.masked_fill(empty[:, None, None], 0)
         return (logits, label.masked_fill(empty.all(), 0)), kwargs
 
-    def after(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
-        return output * labeled.pop() if labeled else output
+    def after(module: nn.Module, args: tuple, output: Any) -> Any:
+        if not labeled:
+            return output
+        counts = labeled.pop()
+        if isinstance(module, OhemCrossEntropy):
+            # The mean of no pixel. That of logits which are not finite stays NaN, and is reported.
+            kept_none = output.isnan() & args[0].isfinite().all()
+            output = torch.where(kept_none, torch.zeros_like(output), output)
+        if isinstance(output, list):  # of losses, which mmengine adds
+            return [value * counts for value in output]
+        return output * counts
 
     loss.register_forward_pre_hook(before, with_kwargs=True)
     loss.register_forward_hook(after)

