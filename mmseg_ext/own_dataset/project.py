@@ -7,6 +7,7 @@ first run wrote.
 """
 
 import io
+import json
 import shlex
 import shutil
 import tempfile
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
 from mmseg_ext.images.files import comparable, read, read_bytes
@@ -44,11 +45,11 @@ from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
 from mmseg_ext.own_dataset.split_lists import apply_lists
 from mmseg_ext.own_dataset.splits import (
+    SPLITS_FILE,
     SplitRule,
     choose_splits,
     earlier_splits,
     label_file,
-    write_splits,
 )
 from mmseg_ext.own_dataset.summary import FEW_PIXELS, Split, add_notes_on_pixels
 from mmseg_ext.terminal import progress
@@ -99,7 +100,8 @@ def make_project(
         add_notes_on_copies(usable(items), copies, cameras, notes, are_kept)
         splits = _split(items, classes, data)
         # Before any file, so a run that is killed keeps them.
-        write_splits(by_name, data)
+        if by_name:
+            write_text(json.dumps(by_name, indent=1), data / SPLITS_FILE)
         classes.write(data)
         _write_items(usable(items), data, notes)
     add_notes_on_pixels(splits, notes, classes.numbers)
@@ -119,17 +121,14 @@ def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes)
         ValueError: if no item can be read.
     """
     items = usable(items)
-    count = len(items)
     for number, item in enumerate(progress(items, "reading", len(items))):
         try:
             _read_item(item, reader, maps / str(number))
         except (LabelError, UnreadableFileError) as error:
             item.problem = str(error)
     if not usable(items):
-        first = items[0].problem
-        raise ValueError(
-            f"none of {count} pairs can be read, the first: {first}" if count > 1 else first
-        )
+        among = f"none of {len(items)} pairs can be read, the first: " if len(items) > 1 else ""
+        raise ValueError(f"{among}{items[0].problem}")
     items = usable(items)
     _find_turned(items, notes)
     # Photos with as few colors as masks are masks, such as those of one class.

@@ -20,13 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmseg_ext.atomic_write import write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.images.files import comparable, same_name
 from mmseg_ext.own_dataset.copies import Link
 from mmseg_ext.own_dataset.item import Item, Notes, Rank
 
-_SPLITS_FILE = "splits.json"
+SPLITS_FILE = "splits.json"
 _FOLD_TEXT = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5
 _FOLD = "/fold"  # in this file; no image has this name
 _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d+\)?")  # foot_1, foot (12), scene3_0001
@@ -142,12 +141,6 @@ def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
     return rule.fold or before
 
 
-def write_splits(by_name: Mapping[str, str], data: Path) -> None:
-    """Write the chosen splits for further runs."""
-    if by_name:
-        write_text(json.dumps(by_name, indent=1), data / _SPLITS_FILE)
-
-
 def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[str, str]:
     """Return a group for each name that has others and is in a group of at most so many."""
     numbers = connect(len(names), links)
@@ -166,7 +159,7 @@ def label_file(data: Path, split: str, name: str) -> Path:
 
 def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
     """Return the splits that earlier runs chose, and their fold."""
-    file = data / _SPLITS_FILE
+    file = data / SPLITS_FILE
     found = {}
     if file.is_file():
         known = json.loads(file.read_text())
@@ -215,12 +208,13 @@ def _note_on_names(
         if len(several) < 2 or not found:
             continue
         examples = {str(items[i].split): names[i] for i in reversed(several[found[0]])}
-        if separator:
-            flag = _find_flag(names, groups, found[0], separator)
-            text = f"photos of {len(found)} of {len(several)} folders"
-        else:
-            flag = _flag_for(names, groups, found[0])
+        text = f"photos of {len(found)} of {len(several)} folders"
+        if not separator:
             text = f"{len(found)} of {len(several)} names that recur with a number"
+            longest = max((names[i] for i in groups[found[0]]), key=len)
+            rest = longest.removeprefix(found[0])  # _1, or Roboflow's _png_jpg.rf.fdd7958e
+            separator = re.split(r"\d|(?<=\.rf\.)", rest)[0]
+        flag = _find_flag(names, groups, found[0], separator)
         notes.add(
             Rank.SCORE,
             f"{text} are in several splits, such as "
@@ -318,14 +312,6 @@ def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
     for i, (name, fit) in enumerate(zip(plain, found, strict=True)):
         by_stem[fit[1] if fit and name not in stems else name].append(i)
     return by_stem
-
-
-def _flag_for(names: Sequence[str], by_stem: Mapping[str, Sequence[int]], stem: str) -> str:
-    """Return the flag for `new_project` that keeps the names of each stem together."""
-    longest = max((names[i] for i in by_stem[stem]), key=len)
-    rest = longest.removeprefix(stem)  # _1, or Roboflow's _png_jpg.rf.fdd7958e
-    separator = re.split(r"\d|(?<=\.rf\.)", rest)[0]
-    return _find_flag(names, by_stem, stem, separator)
 
 
 def _find_flag(

@@ -114,6 +114,14 @@ def test_splits_in_the_names_of_folders(ending, tmp_path):
         assert item.annotation.path.parent.name == item.split + ending
 
 
+@pytest.mark.parametrize("images", ["train/{}.jpg", "{}.jpg"])
+@pytest.mark.parametrize("masks", ["train/{}.png", "{}.png"])
+def test_the_folders_of_one_side_name_the_split(images, masks, tmp_path):
+    write(tmp_path, ["x/" + images.format("a"), "y/" + masks.format("a")])
+    pairs, _ = find_pairs(tmp_path / "x", Masks.find(tmp_path / "y"), tmp_path / "project/data")
+    assert [item.split for item in pairs] == ["train" if "train" in images + masks else None]
+
+
 @pytest.mark.parametrize("split", ["test", None])
 def test_splits_are_words_of_folders(split, tmp_path):
     """Only next to a training set; else `test` is perhaps the name of a place."""
