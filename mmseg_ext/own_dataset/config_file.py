@@ -191,7 +191,8 @@ def _size_parts(splits: Sequence[Split], tiles: bool, crop_type: str) -> dict[st
 def follow_classes(path: Path, project: Project) -> bool:
     """Write a project's classes to its config; return False if the config needs other changes.
 
-    A config with as many classes as before keeps its weights and areas, which can be edited.
+    In a config with as many classes as before each class keeps its weight and its area, which can
+    be edited, also under another name or at another place.
     """
     cfg, text = Config.fromfile(path), path.read_text(encoding="utf-8")
     names, palette = project.classes.names, project.classes.palette
@@ -202,13 +203,19 @@ def follow_classes(path: Path, project: Project) -> bool:
     keys = list(parts)
     if before == names:
         keys = ["palette"]
-    elif len(before) == len(names):  # other names
-        keys.remove("class_weight")
-        if "min_area" not in cfg:  # of an earlier version
-            keys.remove("min_area")
-        renamed = dict(zip(before, names, strict=True))
-        least = (cfg.get("min_area") or {}).items()
-        parts["min_area"] = {renamed.get(name, name): area for name, area in least}
+    elif len(before) == len(names):
+        gone = [name for name in before if name not in names]
+        new = [name for name in names if name not in before]
+        renamed = dict(zip(new, gone, strict=True))
+        former = [renamed.get(name, name) for name in names]
+        if "class_weight" not in cfg:  # of an earlier version, which has them in the loss
+            keys = ["classes", "palette"]
+            if former != before:
+                return False
+        weights, areas = cfg.get("class_weight"), cfg.get("min_area") or {}
+        parts["class_weight"] = weights and [weights[before.index(name)] for name in former]
+        pairs = zip(names, former, strict=True)
+        parts["min_area"] = {name: areas[old] for name, old in pairs if old in areas}
     for key in keys:
         line = re.compile(
             rf"^{key} = (?:\[.*\]|\{{.*\}}|None)$", re.M

@@ -437,6 +437,14 @@ def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     cfg = Config.fromfile(config)
     assert (cfg.classes, cfg.palette[0]) == (NAMES, [10, 11, 12])
     assert cfg.class_weight == [1, 2, 3] and config.read_text().endswith("# mine\n")
+    areas = cfg.min_area
+    edit_classes(tmp_path, "17,small", "7,ground,#0a0b0c", "27,broad")  # another order, and a name
+    assert run(tmp_path) == 0
+    cfg = Config.fromfile(config)
+    assert (cfg.classes, cfg.class_weight) == (["small", "ground", "broad"], [2, 1, 3])
+    assert cfg.min_area == {(name, "broad")[name == "wide"]: own for name, own in areas.items()}
+    edit_classes(tmp_path, "7,ground,#0a0b0c", "17,small", "27,wide")
+    assert run(tmp_path) == 0
     for path in tmp_path.glob("masks/*"):
         mask = np.array(Image.open(path))
         save(path, np.where(mask == 17, np.uint8(20), mask))
