@@ -124,7 +124,10 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
         process = Forked(words, output, env)
         started.append(words)
         if len(started) in (1, 4, 7):
-            time.sleep((0.5, 1, 1.5)[len(started) // 3])
+            # The first before it does anything, the others once they have begun a log.
+            work_dir = Path(words[words.index("--work-dir") + 1])
+            while len(started) > 1 and not any(work_dir.rglob("*.log")) and process.poll() is None:
+                time.sleep(0.005)
             process.process.kill()
         return process
 
