@@ -278,6 +278,7 @@ class WholeImageSegmentor(nn.Module):
         self.cpu().eval()
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the class scores (B, classes, H, W) of images (B, C, H, W)."""
         x = images.flip(1) if self.bgr and images.shape[1] == 3 else images
         features = self.parts["backbone"]((x - self.mean) / self.std)
         if "neck" in self.parts:
@@ -308,6 +309,7 @@ class SameConv2d(Conv2dAdaptivePadding):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the convolution of x (B, C, H, W), of size ceil(size / stride)."""
         padding = []
         for axis in (1, 0):  # of the columns first
             size, stride = x.shape[2 + axis], self.stride[axis]
