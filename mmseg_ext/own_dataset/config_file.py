@@ -16,6 +16,7 @@ import numpy as np
 from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
+from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
@@ -30,10 +31,10 @@ from mmseg_ext.own_dataset.starting_weights import Start
 from mmseg_ext.own_dataset.summary import Split
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
-STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
 VALIDATIONS, LEAST_VALIDATIONS = 10, 2  # in a training
 BATCH = 4
+ENCODER = "encoder.safetensors"  # in the project: weights of its encoder
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 _MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
@@ -64,7 +65,7 @@ def write_config(
     """
     splits, classes = project.splits, project.classes
     train = splits[0]
-    parts = _class_parts(project) | _network_parts(start)
+    parts = _class_parts(project) | _network_parts(start, folder)
 
     # The data: the splits, and the scores of numbered objects.
     parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)
@@ -109,8 +110,9 @@ def write_config(
         parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
 
     # The length of the training.
-    steps = STEPS_WITH_STEM if start.stem else STEPS
-    iterations = min(steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
+    iterations = min(
+        start.steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS
+    )
     parts |= dict(iterations=iterations, warmup=iterations // 20)
     parts |= dict(batch=BATCH, saving=iterations // VALIDATIONS)
     val = next((split for split in splits if split.name == "val"), train)
@@ -145,20 +147,25 @@ def _validations(val: Split, side: int | None, trained: int) -> int:
     return int(np.clip(0.1 * BATCH * trained / max(cost, 1), LEAST_VALIDATIONS, VALIDATIONS))
 
 
-def _network_parts(start: Start) -> dict[str, Any]:
-    """Return the parts about the network and its weights."""
+def _network_parts(start: Start, folder: Path) -> dict[str, Any]:
+    """Return the parts about the network and its weights; write those of an encoder to `folder`."""
+    maps, checkpoint = range(len(start.widths)), start.checkpoint
     parts: dict[str, Any] = dict(backbone=start.backbone, widths=start.widths, neck=start.neck)
-    parts |= dict(ea_channels=start.ea_channels, channels=start.channels, rate=start.rate)
-    parts |= dict(pyramid="FPN", in_index=[0, 1, 2, 3], c1="", terms="", load_from=None, init=None)
-    if start.checkpoint:
-        parts["init"] = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")'
+    parts |= dict(ea_channels=start.ea_channels, channels=start.channels)
+    parts |= dict(pyramid="FPN", in_index=list(maps), c1="", levels=len(maps))
     if start.stem:
-        parts |= dict(pyramid="StemFPN", in_index=[1, 2, 3, 4])
+        parts |= dict(pyramid="StemFPN", in_index=[i + 1 for i in maps])
         parts["c1"] = f" c1_in_channels={start.stem},"
-    if start.load_from:
-        parts["load_from"] = json.dumps(start.load_from)
-    if start.terms:
-        parts["terms"] = f"; license: {' '.join(start.terms.split())}"
+    if start.weights:
+        checkpoint = f"{{{{ fileDirname }}}}/{ENCODER}"
+        write_weights(start.weights, folder / ENCODER, about={"license": start.terms})
+    parts["init"] = f'dict(type="Pretrained", checkpoint="{checkpoint}")' if checkpoint else None
+    parts["load_from"] = json.dumps(start.load_from) if start.load_from else None
+    parts["terms"] = f"; license: {' '.join(start.terms.split())}" if start.load_from else ""
+    parts |= dict(rate=start.rate, slower="")
+    if start.backbone_rate != 1:
+        share = f'{{"backbone": dict(lr_mult={start.backbone_rate})}}'
+        parts["slower"] = f",\n                     paramwise_cfg=dict(custom_keys={share})"
     return parts
 
 

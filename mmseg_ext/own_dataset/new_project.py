@@ -78,6 +78,7 @@ def new_project(
     rgb: Sequence[int] | None = None,
     tiles: bool = False,
     start: str = "imagenet",
+    encoder: str | None = None,
 ) -> NewProject:
     """Make or update a project: `data`, `config.py`, `preview.png` and `left_out.txt` in `folder`.
 
@@ -102,7 +103,9 @@ def new_project(
         split: a file with names of images for each split.
         rgb: bands, from 1, that pictures show as red, green and blue.
         tiles: train on parts of the images in full resolution.
-        start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint.
+        start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint;
+            of an encoder `download`, `scratch`, a file with its weights, or a checkpoint.
+        encoder: a network of timm, such as `convnext_tiny.fb_in22k`, for EfficientNet-Lite0.
 
     Raises:
         ValueError: if an argument is wrong, or no image has an annotation.
@@ -113,7 +116,7 @@ def new_project(
         raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
     lists = {name: Path(file) for name, file in (split or {}).items()}
     rule = SplitRule(val, test, group, groups, fold, lists)
-    weights = starting_weights(start)  # a wrong name is found before anything is read
+    weights = starting_weights(start, encoder)  # a wrong name is found before anything is read
     sources = {
         "masks": masks,
         "coco": coco,
