@@ -260,7 +260,7 @@ def _timm_network(name: str, cfg: Any) -> tuple[Start, TimmEncoder]:
     try:
         # The seed is for the layers of a plain transformer's pyramid, whose initial values the
         # project keeps with the weights.
-        with torch.random.fork_rng(), torch.inference_mode():
+        with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
             encoder = TimmEncoder(name, indices, **arguments).eval()
             encoder(torch.zeros(1, 3, *_SIZE))

@@ -83,5 +83,5 @@ def test_errors(monkeypatch):
     with raises_message(ValueError, "test_vit needs four", where="out_indices=[0, 1]: "):
         TimmEncoder("test_vit", [0, 1])
     monkeypatch.setitem(sys.modules, "timm", None)
-    with raises_message(StackError, "pip install timm", where="timm: "):
+    with raises_message(StackError, "timm]", where="the package 'timm'"):
         build("test_vit")
