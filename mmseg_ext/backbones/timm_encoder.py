@@ -60,7 +60,8 @@ class TimmEncoder(BaseModule):
 
     Raises:
         StackError: if timm is missing.
-        ValueError: if timm does not know the model, or cannot return these maps.
+        ValueError: if timm does not know the model, or cannot return these maps, and for an export
+            with dynamic sizes.
     """
 
     def __init__(
@@ -120,6 +121,10 @@ class TimmEncoder(BaseModule):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, C, H, W) to maps (B, C_i, h_i, w_i)."""
         height, width = images.shape[2:]
+        if isinstance(height, torch.SymInt):  # torch.export fails after minutes
+            raise ValueError(
+                "TimmEncoder: cannot be exported for images of any size; give one size"
+            )
         x = F.pad(images, (0, -width % self.multiple, 0, -height % self.multiple))
         if x.device.type == "cpu":  # 0.8 of the time of an EfficientNet's step, others are equal
             x = x.contiguous(memory_format=torch.channels_last)
@@ -129,10 +134,9 @@ class TimmEncoder(BaseModule):
         if self.pyramid is not None:
             maps = [layer(y) for layer, y in zip(self.pyramid, maps, strict=True)]
         cut = []
-        for y in maps:  # strides such as 3.5 stay exact in integers
-            rows = -(-y.shape[2] * height // x.shape[2])
-            columns = -(-y.shape[3] * width // x.shape[3])
-            cut.append(y[..., :rows, :columns])
+        for y, stride in zip(maps, self.strides, strict=True):
+            over, under = stride.as_integer_ratio()  # of 3.5 pixels: 7, 2
+            cut.append(y[..., : -(-height * under // over), : -(-width * under // over)])
         return tuple(cut)
 
 
