@@ -10,8 +10,8 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import decode, read, read_bytes
-from mmseg_ext.images.values import ValueRange, is_deep, is_tiff
+from mmseg_ext.images.files import decode, orientation, read, read_bytes
+from mmseg_ext.images.values import ValueRange, is_deep, is_tiff, turned
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
@@ -70,9 +70,11 @@ class CheckedLoadImage(LoadImageFromFile):
             content = read_bytes(path, self.backend_args)
         if photo is None and self._is_read_by_mmcv(content):
             flag = self.color_type
-            if not rotates and flag in ("color", "grayscale"):
-                flag += "_ignore_orientation"
+            if flag in ("color", "grayscale") and self.imdecode_backend in ("cv2", "pillow"):
+                flag += "_ignore_orientation"  # which decoders of mmcv find in different places
             image = decode(content, path, flag, self.imdecode_backend)
+            if rotates:
+                image = np.ascontiguousarray(turned(image, orientation(content)))
         else:
             photo = photo or read(content, path)
             if rotates:

@@ -24,6 +24,7 @@ from mmseg_ext.images.values import (
     IMAGE_SUFFIXES,
     Photo,
     any_size,
+    declarations,
     exif_orientation,
     image_size,
     is_complete,
@@ -31,6 +32,7 @@ from mmseg_ext.images.values import (
     read_page,
     read_pixels,
     require_end,
+    tiff_file,
 )
 
 # Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
@@ -175,6 +177,9 @@ def _damage(data: bytes, path: str) -> UnreadableFileError:
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
+        if is_tiff(data):
+            with tiff_file(io.BytesIO(data)) as file:
+                return declarations([file.pages[0]])["orientation"]
         with any_size():
             return exif_orientation(Image.open(io.BytesIO(data)), data)
     except Exception:  # `decode` reports the damage
