@@ -80,7 +80,9 @@ class CheckedLoadImage(LoadImageFromFile):
             if rotates:
                 photo = photo.upright()
             if self.color_type == "unchanged":
-                image = self._unchanged(photo.values)
+                image = photo.values  # (H, W, C)
+                if self.imdecode_backend != "tifffile" and image.shape[2] in (3, 4):
+                    image = image[..., [2, 1, 0, 3][: image.shape[2]]]  # as mmcv reads a file
             else:
                 note = None if self.value_range is not None else photo.dark_note()
                 if note:
@@ -110,11 +112,3 @@ class CheckedLoadImage(LoadImageFromFile):
         # JPEG stores gray itself. mmcv would change values of more bits, and other channels.
         is_plain = self.channels == 3 and not (is_tiff(content) or is_deep(content))
         return is_plain and self.color_type.startswith("grayscale")
-
-    def _unchanged(self, values: np.ndarray) -> np.ndarray:
-        """Return values (H, W, channels) in the order in which mmcv reads them from a file."""
-        channels = values.shape[2]
-        if self.imdecode_backend == "tifffile" or channels not in (3, 4):
-            return values
-        blue_green_red_alpha = [2, 1, 0, 3]
-        return values[..., blue_green_red_alpha[:channels]]
