@@ -72,7 +72,7 @@ def _is_shown(name: str) -> bool:
 
 
 def comparable(text: str) -> str:
-    """Return a name as it is compared where its case and its form in Unicode do not count.
+    """Return a name for comparisons in which case and form in Unicode do not count.
 
     macOS writes é as two characters, and Windows finds A.JPG for a.jpg.
     """
@@ -80,7 +80,7 @@ def comparable(text: str) -> str:
 
 
 def same_name(text: str, names: Collection[str]) -> str:
-    """Return the one of some names that equals a text, in any case if it is the only one.
+    """Return the name that equals a text, or the only name that equals it in another case.
 
     Otherwise return the text.
     """

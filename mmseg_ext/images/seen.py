@@ -71,7 +71,7 @@ class Seen:
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) of the network's input for a photo.
 
-        They are those of mmcv's `Resize`, which fails if a side has no pixels.
+        It equals the size by mmcv's `Resize`, which fails if a side has no pixels.
         """
         limits = self.scale
         if limits is None:
@@ -102,9 +102,9 @@ class Seen:
 
         Args:
             height, width: of the photo.
-            todo: what to do about it, if objects have as many pixels as in the training images.
+            todo: the advice, if objects have as many pixels as in the training images.
             views: width of the network's input per width of the photo, for each view of a test-time
-                augmentation. By default the one of `size`.
+                augmentation. By default one view, by `size`.
         """
         nearest = self.nearest(height, width)
         expected = self.size(*nearest)[1] / nearest[1]
@@ -144,8 +144,8 @@ class Seen:
 def read_metadata(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the metadata of an exported file from its properties, which are JSON.
 
-    Other programs add properties of their own, as quantization does; those that are no JSON are
-    left out.
+    Other programs add properties of their own, as quantization does; properties that are not JSON
+    are left out.
     """
     metadata = {}
     for key, text in properties.items():

@@ -314,7 +314,7 @@ def orientation_in(tags: Mapping[int, Any]) -> int:
 
 
 def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
-    """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP.
+    """Return the EXIF orientation of a Pillow image, 1 to 8, without looking at its XMP.
 
     Tags that do not decode have none. With the bytes of its file, a PNG is decoded only if it has
     tags, which can follow its pixels.
@@ -383,7 +383,7 @@ def _read_tiff(data: bytes, indices: bool) -> Photo:
 
 
 def tiff_file(file: Any) -> Any:
-    """Return an open TIFF; its images, of which a stack has several, are in `tiff_images`."""
+    """Return an open TIFF; `tiff_images` has its images."""
     try:
         import tifffile
     except ImportError as error:

@@ -64,12 +64,12 @@ class Comparison:
 
 @dataclass
 class Exported:
-    """What `export` has written.
+    """A written file, and how it compares with the model.
 
     Attributes:
         path: of the file.
         seen: how the network sees photos, as the metadata says.
-        notes: what a user of the file should know.
+        notes: lines for the users of the file.
         compared: images on which file and model were compared.
     """
 
@@ -162,7 +162,7 @@ def export(
             if not isinstance(loader, CheckedLoadImage) or metadata["stored_values"]:
                 result.compared.append(compared)  # `segment` takes values of 0 to 255
                 continue
-            # The photo as it is, as users run the file.
+            # The photo in its own size, as users run the file.
             with torch.no_grad():
                 labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
             used = float((labels == predictor(values).labels).mean())

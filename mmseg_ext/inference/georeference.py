@@ -83,7 +83,7 @@ def place_of(tags: tuple[tuple, ...], orientation: int, name: str) -> Georeferen
     try:
         return Georeference(tags, *_decode(values))
     except (IndexError, TypeError, ValueError):
-        todo = "its results have no map coordinates; gdalwarp writes them anew"
+        todo = "its results have no map coordinates; write them with gdal_edit"
         warnings.warn(f"{name}: its tags of a place on a map do not decode, so {todo}")
         return None
 

@@ -35,7 +35,7 @@ def draw_overlay(
     legend: bool = True,
     drawn: Collection[str] | None = None,
 ) -> Image.Image:
-    """Return a photo with its classes in color; the arguments are those of `Segmentation.overlay`.
+    """Return a photo with its classes in color; further arguments as in `Segmentation.overlay`.
 
     Args:
         image: RGB (H, W, 3), uint8.

@@ -56,7 +56,7 @@ _LEAST_PIXELS = 16  # of an object, as the network sees it; about one position o
 
 @dataclass
 class Predicted:
-    """What `predict` has written.
+    """The counts of a prediction.
 
     Attributes:
         kind: "images" (also pages) or "frames".
@@ -108,8 +108,8 @@ def predict(
 ) -> Predicted:
     """Segment an image, a folder or a video; write label maps, overlays and tables to a folder.
 
-    A photo that fails is a line on stderr, and the others go on. `mmseg-ext image_demo` calls this
-    function; `Predictor` returns labels without writing files.
+    A photo that fails is a line on stderr, and the next ones follow. `mmseg-ext image_demo` calls
+    this function; `Predictor` returns labels without writing files.
 
     Args:
         images: an image, a folder of images, or a video.
@@ -217,7 +217,7 @@ def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = Fa
         photo = file.relative_to(path if path.is_dir() else path.parent)
         count = 1
         if pages:
-            # A file that is no TIFF has one, as a damaged one, which the prediction reports.
+            # Other files have one image. The prediction reports damaged files.
             with contextlib.suppress(Exception), tiff_file(file) as tiff:
                 count = len(tiff_images(tiff))
         for page in range(count):
@@ -254,8 +254,8 @@ class ResultFiles:
         predictor: of the images; its classes, and the area of objects by its config.
         chosen: the classes whose objects are written; by default all but background and border.
         pixel_size: side of a pixel in micrometers.
-        min_area: pixels that an object needs; by default those of the config, and at least 16 of
-            the network's input.
+        min_area: pixels that an object needs; by default as in the config, and at least 16 of the
+            network's input.
         min_area_um2: the same in square micrometers.
 
     Raises:
@@ -349,7 +349,7 @@ class ResultFiles:
                 if name in objects:
                     row[f"{name} objects"] = len(objects[name])
             self.rows.append(row)
-            # As in the file, without alpha that is no channel of the network.
+            # As in the file, without alpha unless the network has a channel for it.
             values = photo.upright().bands(self.predictor.channels)
             table = csv.writer(self.object_rows, lineterminator="\n")
             for found in every:

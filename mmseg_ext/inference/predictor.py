@@ -105,9 +105,9 @@ class Predictor:
     """Segmentations of images, by the test pipeline of the model's config.
 
     Args:
-        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`; or what `get_model`
-            builds one from: a name, the path of a config, or a config. A name alone has this
-            project's weights.
+        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`; or an argument of
+            `get_model`: a name, the path of a config, or a config. A name without
+            `weights` has this project's.
         weights_or_tta: `weights`, as in `Predictor("config.py", "iter_600.pth")`, or `tta`.
         tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`.
         weights, device: of `get_model`, if `model` is not a segmentor.
@@ -327,7 +327,7 @@ class Predictor:
                 if result is None:
                     inputs = sample["inputs"]
                     views = inputs if isinstance(inputs, list) else [inputs]
-                    # Width of the network's input per width of the image. Tiles have that of the
+                    # Width of the network's input per width of the image. Tiles are seen as the
                     # training images, unless a test-time augmentation changes it.
                     factors = [view.shape[-1] / part.shape[1] for view in views]
                     if not self._is_told and (self.tile is None or len(views) > 1):
@@ -378,7 +378,7 @@ class _Tile:
     def fill(self, prediction: Any, merge: Merge) -> None:
         """Write the labels of a prediction, and its scores if the result has them.
 
-        `merge` tells what its `seg_logits` are: probabilities, or a sum of the views' logits.
+        With `merge` 'probs' its `seg_logits` are probabilities, otherwise a sum of logits.
         """
         top, left = self.corner
         rows, columns = self.kept

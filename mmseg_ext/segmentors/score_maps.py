@@ -6,7 +6,7 @@ to the original size. Every step is linear and treats rows and columns separatel
 together are R L C^T. Each matrix is the result of the same steps on the identity of one axis. The
 weights are therefore torch's own.
 
-No paper: the composition is ours. The steps are those of mmsegmentation 1.2.2's
+No paper: the composition is ours. The steps are taken from mmsegmentation 1.2.2's
 `BaseDecodeHead.predict_by_feat`, `EncoderDecoder.slide_inference` and
 `BaseSegmentor.postprocess_result`.
 """

@@ -1,6 +1,6 @@
 """mmsegmentation's `EncoderDecoder` without maps of classes times full resolution.
 
-No paper. The config fields, labels and losses are those of mmsegmentation 1.2.2's `EncoderDecoder`
+No paper. The config fields, labels and losses equal mmsegmentation 1.2.2's `EncoderDecoder`
 (`mmseg/models/segmentors/encoder_decoder.py`, `base.py`).
 
 Deviations:
@@ -59,7 +59,7 @@ def predicts_by_resize(head: nn.Module) -> bool:
 def prediction(head: Any, outputs: Any) -> Tensor:
     """Return the logits (B, C, h, w) that `predict` would resize, if it `predicts_by_resize`.
 
-    `outputs` is what the head's forward returns: a tensor, or a tuple of tensors.
+    `outputs` is the result of the head's forward: a tensor, or a tuple of tensors.
     """
     if hasattr(head, "named_logits"):
         return next(iter(head.named_logits(outputs).values()))

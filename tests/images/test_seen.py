@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.transforms import Resize
 
@@ -14,24 +14,25 @@ SIDE = st.integers(1, 400)
 FACTOR = st.floats(0.1, 2)
 
 
+@settings(deadline=None)
 @given(
     height=SIDE,
     width=SIDE,
     keep_ratio=st.booleans(),
-    settings=st.one_of(
+    options=st.one_of(
         st.builds(dict, scale=st.tuples(SIDE, SIDE)),
         st.builds(dict, scale_factor=st.tuples(FACTOR, FACTOR)),
         FACTOR.map(lambda factor: dict(scale_factor=(factor, factor))),
     ),
 )
-def test_sizes_are_those_of_resize(height, width, keep_ratio, settings):
-    size = Seen(keep_ratio=keep_ratio, **settings).size(height, width)
+def test_sizes_are_those_of_resize(height, width, keep_ratio, options):
+    size = Seen(keep_ratio=keep_ratio, **options).size(height, width)
     photo = np.zeros((height, width, 3), np.uint8)
     if 0 in size:  # in which OpenCV cannot resize
         with pytest.raises(Exception, match=r"resize|empty"):
-            Resize(keep_ratio=keep_ratio, **settings)({"img": photo})
+            Resize(keep_ratio=keep_ratio, **options)({"img": photo})
         return
-    assert Resize(keep_ratio=keep_ratio, **settings)({"img": photo})["img"].shape[:2] == size
+    assert Resize(keep_ratio=keep_ratio, **options)({"img": photo})["img"].shape[:2] == size
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_the_scale_of_training_is_that_of_the_nearest_training_image():
     assert not seen.note(800, 1000, "use tiles")
 
 
+@settings(deadline=None)  # many windows, on a machine that others use, too
 @given(height=SIDE, width=SIDE, side=SIDE)
 def test_windows_cover_the_input_and_end_with_it(height, width, side):
     covered = np.zeros((height, width), int)
