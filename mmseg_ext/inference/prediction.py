@@ -42,7 +42,8 @@ from mmseg_ext.inference.objects import (
     find_objects,
     geojson,
 )
-from mmseg_ext.inference.predictor import Predictor, Segmentation
+from mmseg_ext.inference.predictor import Predictor
+from mmseg_ext.inference.segmentation import Segmentation
 from mmseg_ext.inference.videos import VIDEO_SUFFIXES, frames, open_video, video_writer
 from mmseg_ext.terminal import progress
 

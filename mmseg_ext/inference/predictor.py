@@ -8,7 +8,7 @@ a batch, also for several images. Each prediction is written into the arrays of 
 
 import contextlib
 import warnings
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise, product
@@ -34,9 +34,8 @@ from mmseg_ext.images.seen import window_spans
 from mmseg_ext.images.values import Photo, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import SegmentedObject, find_objects
-from mmseg_ext.inference.overlays import draw_overlay
 from mmseg_ext.inference.scale import read_seen, resized_as
+from mmseg_ext.inference.segmentation import Segmentation
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.mixed_sizes import by_size
 from mmseg_ext.segmentors.score_maps import DeferredLogits, Merge
@@ -44,61 +43,6 @@ from mmseg_ext.terminal import progress
 
 T = TypeVar("T")
 ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor | Photo
-
-
-@dataclass(frozen=True)
-class Segmentation:
-    """The labels of an image.
-
-    Attributes:
-        labels: class indices (H, W), in the smallest unsigned type that has room for all classes.
-        classes: names of the classes.
-        palette: RGB colors (classes, 3), uint8.
-        image: the segmented image, RGB (H, W, 3), uint8; of other images than RGB, the
-            `rgb_bands` of the config.
-        scores: probabilities of the classes (classes, H, W), float16, if asked for.
-        confidence: the highest of them (H, W), float16, if asked for.
-        reduction: width of the image, or of a tile, per width of the network's input.
-    """
-
-    labels: np.ndarray
-    classes: tuple[str, ...]
-    palette: np.ndarray
-    image: np.ndarray
-    scores: np.ndarray | None = None
-    confidence: np.ndarray | None = None
-    reduction: float = 1.0
-
-    def overlay(
-        self,
-        opacity: float = 0.5,
-        objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
-        names: bool = False,
-        legend: bool = True,
-        drawn: Collection[str] | None = None,
-    ) -> Image.Image:
-        """Return the image with its classes in color and a line around each object.
-
-        Args:
-            opacity: of the colors inside the lines.
-            objects: of each class, as counted in the legend.
-            names: write each of these objects' class on it.
-            legend: add the classes of the objects below the image, with their count and their
-                share of the pixels.
-            drawn: the classes in color; by default all but background and border.
-        """
-        about = self.image, self.labels, self.classes, self.palette
-        return draw_overlay(*about, opacity, objects, names, legend, drawn)
-
-    def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
-        """Return the connected components of a class with at least `min_area` pixels.
-
-        Raises:
-            ValueError: if the model has no class `name`.
-        """
-        if name not in self.classes:
-            raise ValueError(f"objects: no class {name!r}; use one of {', '.join(self.classes)}")
-        return find_objects(self.labels, self.classes.index(name), name, min_area)
 
 
 class Predictor:

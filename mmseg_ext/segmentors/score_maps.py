@@ -13,7 +13,7 @@ No paper: the composition is ours. The steps are taken from mmsegmentation 1.2.2
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
@@ -26,8 +26,8 @@ from mmseg_ext.images.seen import Span
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.torch_versions import exact_products
 
-# Twelve views of an image have 24 maps.
-_CACHED = 32
+# Twelve views of an image have 24 maps, and each head of a training has two.
+_CACHED = 64
 # Bytes of one strip of scores; a prediction has up to three. On a CPU a strip stays in the cache
 # (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (docs/gpu.md).
 STRIP_BYTES = 8 * 2**20
@@ -62,46 +62,41 @@ class AxisMap:
         return slice(first, max(first, last))
 
 
-def _cached_map(build: Callable[..., Tensor]) -> Callable[..., AxisMap]:
-    """Return a cached function of `(*args, like=x)` for the dtype and the device of x.
-
-    Building a matrix copies it to the device, which would synchronize a GPU in every iteration.
-    """
-
-    @lru_cache(_CACHED, typed=True)  # `interpolate` refuses align_corners=1, which equals True
-    def cached(dtype: torch.dtype, device: torch.device, *args) -> AxisMap:
-        # Autograd would refuse a tensor of inference mode later.
-        with torch.inference_mode(False), torch.no_grad():
-            axis_map = AxisMap(build(*args, dtype))
-            axis_map.matrix = axis_map.matrix.to(device)
-        return axis_map
-
-    def axis_map(*args, like: Tensor) -> AxisMap:
-        dtype = full_precision(like.dtype)
-        if not like.is_meta:
-            return cached(dtype, like.device, *args)
-        empty = copy.copy(cached(dtype, torch.device("cpu"), *args))
-        empty.matrix = like.new_empty(empty.matrix.shape, dtype=dtype)
-        return empty
-
+@lru_cache(_CACHED, typed=True)  # `interpolate` refuses align_corners=1, which equals True
+def _cached(
+    build: Callable[..., Tensor], dtype: torch.dtype, device: torch.device, *args
+) -> AxisMap:
+    # Autograd would refuse a tensor of inference mode later.
+    with torch.inference_mode(False), torch.no_grad():
+        axis_map = AxisMap(build(*args, dtype))
+        axis_map.matrix = axis_map.matrix.to(device)
     return axis_map
 
 
-def _identity(size: int, dtype: torch.dtype) -> Tensor:
-    return torch.eye(size, dtype=dtype, device="cpu")
+def axis_map(build: Callable[..., Tensor], *args, like: Tensor) -> AxisMap:
+    """Return the map of `resized` or `viewed` for the dtype and the device of `like`.
+
+    Building a matrix copies it to the device, which would synchronize a GPU in every iteration. So
+    the maps are cached.
+    """
+    dtype = full_precision(like.dtype)
+    if not like.is_meta:
+        return _cached(build, dtype, like.device, *args)
+    empty = copy.copy(_cached(build, dtype, torch.device("cpu"), *args))
+    empty.matrix = like.new_empty(empty.matrix.shape, dtype=dtype)
+    return empty
 
 
-def _resized(matrix: Tensor, size: int, align_corners: bool) -> Tensor:
+def _resize(matrix: Tensor, size: int, align_corners: bool) -> Tensor:
     """Apply mmseg's bilinear `resize` to the first axis: (n, low) to (size, low)."""
     image = matrix[None, None]  # 1, 1, n, low
     shape = (size, matrix.shape[1])
     return F.interpolate(image, shape, mode="bilinear", align_corners=align_corners)[0, 0]
 
 
-@_cached_map
-def resize_map(low: int, size: int, align_corners: bool, dtype: torch.dtype) -> Tensor:
-    """Return the map of a single resize."""
-    return _resized(_identity(low, dtype), size, align_corners)
+def resized(low: int, size: int, align_corners: bool, dtype: torch.dtype) -> Tensor:
+    """Return the matrix (size, low) of a single resize."""
+    return _resize(torch.eye(low, dtype=dtype, device="cpu"), size, align_corners)
 
 
 @dataclass(frozen=True)
@@ -121,8 +116,7 @@ class AxisSteps:
     original: int
 
 
-@_cached_map
-def view_map(
+def viewed(
     low: int,
     window: Span,
     windows: tuple[Span, ...],
@@ -135,7 +129,7 @@ def view_map(
     `window` is one of `windows`, which cover the input.
     """
     start, stop = window
-    matrix = _resized(_identity(low, dtype), stop - start, align_corners)  # window, low
+    matrix = resized(low, stop - start, align_corners, dtype)  # window, low
     matrix = F.pad(matrix, (0, 0, start, steps.size - stop))  # size, low
     count = torch.zeros(steps.size, dtype=dtype, device="cpu")
     for first, last in windows:
@@ -144,7 +138,7 @@ def view_map(
     matrix = matrix[steps.padding[0] : steps.size - steps.padding[1]]
     if steps.flip:
         matrix = matrix.flip(0)
-    return _resized(matrix, steps.original, align_corners)  # original, low
+    return _resize(matrix, steps.original, align_corners)  # original, low
 
 
 def strip_height(width: int, channels: int, like: Tensor, gpu_bytes: int) -> int:
@@ -156,6 +150,7 @@ def strip_height(width: int, channels: int, like: Tensor, gpu_bytes: int) -> int
     return max(1, budget // (width * channels * like.element_size()))
 
 
+@dataclass
 class ScoreMap:
     """Scores (H, W, C) of one view of an image: the sum of R L C^T over its windows.
 
@@ -163,8 +158,7 @@ class ScoreMap:
     without their graph, and with the classes last, where softmax and argmax are fastest.
     """
 
-    def __init__(self):
-        self._terms: list[tuple[Tensor, AxisMap, AxisMap]] = []
+    _terms: list[tuple[Tensor, AxisMap, AxisMap]] = field(default_factory=list)
 
     def add(self, logits: Tensor, rows: AxisMap, columns: AxisMap) -> None:
         """Add a window: its logits (C, h, w), and the maps (H, h) and (W, w)."""

@@ -33,7 +33,14 @@ from torch import Tensor, nn
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.images.seen import Span, window_spans
 from mmseg_ext.segmentors.head_errors import explain_loss_error
-from mmseg_ext.segmentors.score_maps import AxisSteps, DeferredLogits, Merge, ScoreMap, view_map
+from mmseg_ext.segmentors.score_maps import (
+    AxisSteps,
+    DeferredLogits,
+    Merge,
+    ScoreMap,
+    axis_map,
+    viewed,
+)
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
 from mmseg_ext.segmentors.unlabeled_images import mask_unlabeled
 from mmseg_ext.upstream import set_hidden_logits
@@ -215,8 +222,8 @@ class StripEncoderDecoder(EncoderDecoder):
             for scores, logits, (vertical, horizontal) in zip(maps, batch, steps, strict=True):
                 scores.add(
                     logits,
-                    view_map(height, rows, all_rows, vertical, aligned, like=logits),
-                    view_map(width, columns, all_columns, horizontal, aligned, like=logits),
+                    axis_map(viewed, height, rows, all_rows, vertical, aligned, like=logits),
+                    axis_map(viewed, width, columns, all_columns, horizontal, aligned, like=logits),
                 )
         return maps
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
 from mmseg_ext.segmentors.head_errors import losses_by_key
-from mmseg_ext.segmentors.score_maps import AxisMap, resize_map, strip_height
+from mmseg_ext.segmentors.score_maps import AxisMap, axis_map, resized, strip_height
 from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps
 
@@ -151,8 +151,8 @@ class StripCrossEntropy(torch.autograd.Function):
                 gradient = torch.zeros_like(x)  # B, h, w, C
             height, batch, width = label.shape
             channels = x.shape[3]
-            rows = resize_map(x.shape[1], height, align_corners, like=x)
-            columns = resize_map(x.shape[2], width, align_corners, like=x)
+            rows = axis_map(resized, x.shape[1], height, align_corners, like=x)
+            columns = axis_map(resized, x.shape[2], width, align_corners, like=x)
 
             side_by_side = batch if together else 1  # images of a strip
             budget = strip_height(side_by_side * width, channels, x, LOSS_STRIP_BYTES_GPU)
