@@ -69,10 +69,7 @@ class CheckedLoadImage(LoadImageFromFile):
         if photo is None and content is None:
             content = read_bytes(path, self.backend_args)
         if photo is None and self._is_read_by_mmcv(content):
-            flag = self.color_type
-            if flag in ("color", "grayscale") and self.imdecode_backend in ("cv2", "pillow"):
-                flag += "_ignore_orientation"  # which decoders of mmcv find in different places
-            image = decode(content, path, flag, self.imdecode_backend)
+            image = decode(content, path, self.color_type, self.imdecode_backend)
             if rotates:
                 image = np.ascontiguousarray(turned(image, orientation(content)))
         else:

@@ -33,6 +33,7 @@ from mmseg_ext.images.values import (
     read_pixels,
     require_end,
     tiff_file,
+    upright_tiff,
 )
 
 # Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
@@ -139,10 +140,16 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
 def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     """Return the image in `data` like `mmcv.imfrombytes(data, flag=flag, backend=backend)`.
 
+    It is not turned by its orientation, which decoders find at different places.
+
     Raises:
         UnreadableFileError: if `data`, read from `path`, is empty, truncated or not an image.
     """
+    if flag in ("color", "grayscale") and backend in ("cv2", "pillow"):
+        flag += "_ignore_orientation"
     try:
+        if is_tiff(data):
+            data = upright_tiff(data)
         with contextlib.nullcontext() if backend == "cv2" else any_size():
             image = mmcv.imfrombytes(data, flag=flag, backend=backend)
         require_end(data)

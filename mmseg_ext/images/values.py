@@ -469,6 +469,17 @@ def declarations(pages: Sequence[Any]) -> dict[str, Any]:
     return more
 
 
+def upright_tiff(data: bytes) -> bytes:
+    """Return a TIFF without its orientation, by which OpenCV and Pillow turn some images."""
+    tag = None
+    with contextlib.suppress(Exception), tiff_file(io.BytesIO(data)) as file:
+        tag = file.pages[0].tags.get(EXIF_ORIENTATION)
+    if tag is None:
+        return data
+    one = b"\0\1" if data[:1] == b"M" else b"\1\0"  # in the order of the file's bytes
+    return data[: tag.valueoffset] + one + data[tag.valueoffset + 2 :]
+
+
 def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None:
     """Return a TIFF's image if OpenCV or Pillow decodes it as declared, or else None.
 
@@ -490,12 +501,8 @@ def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None
     plain = plain and (bits <= 8 or page.photometric in (_MINISBLACK, _RGB))
     if page.index != 0 or len(pages) > 1 or not (plain or (converted and bits == 8)):
         return None
-    upright = bytearray(data)
-    if tag := page.tags.get(EXIF_ORIENTATION):  # else OpenCV turns some images
-        one = b"\0\1" if data[:1] == b"M" else b"\1\0"  # in the order of the file's bytes
-        upright[tag.valueoffset : tag.valueoffset + 2] = one
     flag = cv2.IMREAD_COLOR if converted else cv2.IMREAD_UNCHANGED
-    values: Any = cv2.imdecode(np.frombuffer(upright, np.uint8), flag)
+    values: Any = cv2.imdecode(np.frombuffer(upright_tiff(data), np.uint8), flag)
     if values is None or values.shape[:2] != (page.imagelength, page.imagewidth):
         return None
     if values.dtype == np.uint16 and bits < 16:

@@ -25,6 +25,7 @@ from mmseg_ext.images.values import (
     tiff_file,
     tiff_images,
 )
+from mmseg_ext.images.values import turned as turned_values
 from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
@@ -249,6 +250,16 @@ def test_tiffs_are_turned_unless_they_have_a_label_map(tag, mode, compression, t
     assert np.array_equal(image.fit(3), turned)
     (tmp_path / "a.tif").write_bytes(data)
     assert image_size((tmp_path / "a.tif").open("rb")) == (48, 40)
+    backends = ["cv2", "pillow"]  # which turn some of them
+    if compression == "raw":
+        backends.append("tifffile")
+    for backend in backends:
+        for color in ("color", "unchanged"):
+            loader = CheckedLoadImage(color_type=color, imdecode_backend=backend)
+            found = loader.transform({"img_path": "x", "content": data})["img"]
+            labeled = {"img_path": "x", "content": data, "seg_map_path": "y"}
+            again = turned_values(loader.transform(labeled)["img"], tag)
+            assert found.shape[:2] == turned.shape[:2] and np.array_equal(found, again)
 
 
 def test_sixteen_bits_that_use_few_warn_once_for_a_kind_of_file(monkeypatch):
