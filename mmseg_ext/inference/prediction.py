@@ -9,6 +9,7 @@ import csv
 import io
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +153,9 @@ def predict(
         amp=amp,
         value_range=value_range,
     )
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)  # it lists GeoTIFF's tags
+    # They list tags of GeoTIFFs, and tags that do not decode.
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     files = ResultFiles(out, formats, predictor, classes, pixel_size, min_area, min_area_um2)
     done = 0
     with contextlib.ExitStack() as stack:
