@@ -116,7 +116,8 @@ class Predictor:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
-        self.scores, self.confidence, self.tile, self.overlap = scores, confidence, tile, overlap
+        self.scores, self.confidence = scores, confidence
+        self.tile, self.overlap = tile, overlap
         config: Any = model.cfg
         if fast:
             model = fast_copy(model)
@@ -137,14 +138,11 @@ class Predictor:
         self.min_area: dict[str, float] = dict(config.get("min_area") or {})
         first: dict[str, Any] = pipeline[0]
         kind: Any = TRANSFORMS.get(type_name(first))
-        if kind is None or not issubclass(kind, LoadImageFromFile):  # one of another package
-            self.load = TRANSFORMS.build(first)
-        else:
-            settings = {"channels": self.channels, **first}
-            del settings["type"]
+        if kind is not None and issubclass(kind, LoadImageFromFile):  # else of another package
+            first = {"channels": self.channels, **first, "type": CheckedLoadImage}
             if value_range is not None:
-                settings["value_range"] = value_range
-            self.load = CheckedLoadImage(**settings)
+                first["value_range"] = value_range
+        self.load: Any = TRANSFORMS.build(first)
         self._settings = _without_labels(pipeline[1:])
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
@@ -183,7 +181,8 @@ class Predictor:
         is_one = isinstance(images, ImageLike) or hasattr(images, "read")
         if not is_one and not isinstance(images, Iterable):
             raise ValueError(self._refusal(type(images).__name__))
-        tiles = self._tiles([images] if is_one else images)
+        given: Any = [images] if is_one else images
+        tiles = self._tiles(given)
         batches = iter(lambda: list(islice(tiles, self.batch_size)), [])
         if is_one:
             (result,) = self._results(batches)
@@ -245,12 +244,13 @@ class Predictor:
             data = self._read(image)
             pixels = data["img"]
             size = pixels.shape[:2]
-            seen_size, transform = size, self._transform
+            height, width = size
+            transform: Any = self._transform
             if self.tile is not None:
-                seen_size = self.seen.nearest(*size)
+                height, width = self.seen.nearest(height, width)
                 with _resizing(data):
                     channels = np.atleast_3d(pixels).shape[2]
-                    transform = Compose(resized_as(self._settings, *seen_size, channels))
+                    transform = Compose(resized_as(self._settings, height, width, channels))
             # The tiles of rows and columns, each with the part that it fills: up to the middle of
             # what it shares with its neighbors.
             axes = []
@@ -277,7 +277,7 @@ class Predictor:
                     if not self._is_told and (self.tile is None or len(views) > 1):
                         high = (self.seen.image_sides or (0, 0))[1]
                         todo = f"use --tile {high}, or Predictor(tile={high})"
-                        if note := self.seen.note(*seen_size, todo, factors):
+                        if note := self.seen.note(height, width, todo, factors):
                             self._is_told = True
                             warnings.warn(f"{data['img_path']}: {note}", stacklevel=2)
                     count = max(2, len(self.classes))  # a foreground has a background

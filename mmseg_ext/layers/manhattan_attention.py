@@ -125,11 +125,12 @@ class ManhattanAttention(nn.Module):
             along_w = self._attend(q, k, value, terms.biases[0])
             bias = terms.biases[1]
             if bias is None or bias.shape[1] == self.num_heads:
-                heads = (t.transpose(1, 2) for t in (q, k, along_w))  # (B, W, H, n, d)
-                out = self._attend(*heads, bias).transpose(1, 2)
+                q, k, v = (t.transpose(1, 2) for t in (q, k, along_w))  # (B, W, H, n, d)
+                out = self._attend(q, k, v, bias).transpose(1, 2)
             else:  # columns as heads
-                heads = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, along_w))  # (B, W n, H, d)
-                out = attend(*heads, bias, self.decay == "product").transpose(1, 2)
+                q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, along_w))
+                out = attend(q, k, v, bias, self.decay == "product")  # (B, W n, H, d)
+                out = out.transpose(1, 2)
                 out = out.unflatten(2, value.shape[2:4])
         else:
             out = self._attend_to_map(q, k, value, terms, x)

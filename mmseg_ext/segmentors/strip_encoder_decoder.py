@@ -158,7 +158,7 @@ class StripEncoderDecoder(EncoderDecoder):
             if not _is_known(head, "loss", "loss_by_feat"):
                 return head.loss(inputs, data_samples, self.train_cfg)
             outputs = head.forward(inputs)
-            maps = {"": outputs}  # (B, C, h, w), by the prefix of their losses
+            maps: dict[str, Tensor] = {"": outputs}  # (B, C, h, w), by the prefix of their losses
             if hasattr(head, "named_logits"):
                 maps = head.named_logits(outputs)
             elif type(head).loss_by_feat is DAHead.loss_by_feat:
