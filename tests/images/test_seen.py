@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.transforms import Resize
+from torch.nn import functional as F
 
-from mmseg_ext.images.seen import Seen, read_metadata
+from mmseg_ext.images.seen import Seen, read_metadata, resize, segment
 
 SIDE = st.integers(1, 400)
 FACTOR = st.floats(0.1, 2)
@@ -79,3 +81,28 @@ def test_metadata_comes_back_and_properties_of_other_programs_are_passed_over():
     metadata = read_metadata(properties | others)
     assert Seen.from_metadata(metadata) == seen and not others.keys() & metadata.keys()
     assert Seen.from_metadata({"scale": None, "keep_ratio": False}) == Seen(keep_ratio=False)
+
+
+@pytest.mark.parametrize("size", [(7, 40), (31, 9), (12, 20)])
+def test_maps_are_resized_as_by_pytorch(size):
+    maps = np.random.RandomState(0).rand(3, 12, 20).astype(np.float32)
+    expected = F.interpolate(torch.from_numpy(maps)[None], size, mode="bilinear")[0]
+    assert np.allclose(resize(maps, *size), expected, atol=1e-6)
+
+
+def test_a_photo_is_seen_at_the_scale_of_the_test_or_of_the_training():
+    """The file takes the first channel as the score of class 1."""
+    seen = Seen(scale=(64, 64), image_sides=(128, 128))
+    metadata = seen.metadata() | dict(dynamic=True, size=[64, 64], mean=[0.0] * 3)
+    sizes = []
+
+    def run(images):
+        sizes.append(images.shape[2:])
+        return np.stack([np.full_like(images[:, 0], 99), images[:, 0]], 1)
+
+    photo = np.zeros((100, 256, 3), np.uint8)
+    photo[:, :128] = 255
+    for trained, size in ((False, (25, 64)), (True, (50, 128))):
+        labels = segment(run, metadata, photo, **(dict(trained=True) if trained else {}))
+        assert sizes.pop() == size and labels.dtype == np.uint8
+        assert (labels[:, :125] == 1).all() and (labels[:, 131:] == 0).all()
