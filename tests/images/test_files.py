@@ -19,6 +19,7 @@ from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, orientation, read, read_photo  # of any picture
 from mmseg_ext.images.values import (
     image_size,
+    is_png_with_alpha,
     picture_pixels,
     read_page,
     read_pixels,
@@ -491,3 +492,19 @@ def test_tags_that_do_not_decode_are_passed_over(kind, tags):
     data = picture(RGB, kind, exif=tags)
     assert read(data, "a").orientation == orientation(data) == 1
     assert load(data).shape == RGB.shape
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (picture(NOISE[..., :4], "PNG"), True),
+        (picture(NOISE[..., :2], "PNG"), True),
+        (gray_and_alpha_png(), True),
+        (picture(RGB, "PNG"), False),
+        (picture(GRAY, "PNG"), False),
+        (picture(RGB, "JPEG"), False),
+        (b"P6 48 40 255\n" + b"\4\6" * 40, False),  # with these numbers at the place of the kind
+    ],
+)
+def test_which_files_declare_alpha_in_a_png(data, expected):
+    assert is_png_with_alpha(data) == expected
