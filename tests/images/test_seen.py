@@ -106,3 +106,20 @@ def test_a_photo_is_seen_at_the_scale_of_the_test_or_of_the_training():
         labels = segment(run, metadata, photo, **(dict(trained=True) if trained else {}))
         assert sizes.pop() == size and labels.dtype == np.uint8
         assert (labels[:, :125] == 1).all() and (labels[:, 131:] == 0).all()
+
+
+def test_a_file_of_a_fixed_size_gets_windows_filled_with_the_mean():
+    metadata = Seen().metadata() | dict(dynamic=False, size=[32, 48], mean=[5.0, 6, 7])
+    shown = []
+
+    def run(images):
+        shown.append(images[0])
+        return images[:, ::-1]  # the second channel is the score of class 1
+
+    photo = np.random.RandomState(0).randint(0, 256, (20, 100, 3), np.uint8)
+    labels = segment(run, metadata, photo)
+    assert np.array_equal(labels, photo[..., ::-1].argmax(2))
+    assert [pixels.shape for pixels in shown] == [(3, 32, 48)] * 3
+    assert np.array_equal(shown[0][:, :20], photo[:, :48].transpose(2, 0, 1))
+    assert (shown[2][:, 20:] == np.array([5, 6, 7])[:, None, None]).all()
+    assert np.array_equal(shown[2][:, :20], photo[:, 52:].transpose(2, 0, 1))
