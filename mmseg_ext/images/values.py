@@ -41,7 +41,9 @@ _EXIF_OF_PNG = (b"eXIf", *(name.encode() for name in _PROFILES))
 # Such as P5 4 3 255: the kind, width, height and white.
 _PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
 
-_LIMITS = threading.RLock()  # while Pillow's limits are off
+# Pillow's limits before each block of `any_size` that runs; the first ones are the user's.
+_limits: list[tuple] = []
+_LOCK = threading.Lock()
 
 ValueRange = Sequence[float] | Sequence[Sequence[float]]
 
@@ -53,15 +55,18 @@ def any_size() -> Iterator[None]:
     They protect a server from strangers' files. The user chose these files. The last two are for
     texts and color profiles of PNGs.
     """
-    with _LIMITS:
-        pixels, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        texts = PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY
-        PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = sys.maxsize
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = pixels
-            PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY = texts
+    png = PngImagePlugin
+    with _LOCK:  # not while files are decoded, which threads do at the same time
+        _limits.append((Image.MAX_IMAGE_PIXELS, png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY))
+        Image.MAX_IMAGE_PIXELS = None
+        png.MAX_TEXT_CHUNK = png.MAX_TEXT_MEMORY = sys.maxsize
+    try:
+        yield
+    finally:
+        with _LOCK:
+            if len(_limits) == 1:  # the last block that ends
+                Image.MAX_IMAGE_PIXELS, png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY = _limits[0]
+            _limits.pop()
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, orientation, read, read_photo  # of any picture
 from mmseg_ext.images.values import (
+    any_size,
     image_size,
     is_png_with_alpha,
     picture_pixels,
@@ -347,6 +348,21 @@ def test_pillows_limit_is_not_for_chosen_files_and_stays(monkeypatch, tmp_path):
     with pytest.raises(UnreadableFileError):
         read(data[:200], "a.png")
     assert Image.MAX_IMAGE_PIXELS == 9
+
+
+def test_the_limits_are_off_until_the_last_block_ends(monkeypatch):
+    """Blocks of threads overlap."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    first, second = any_size(), any_size()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert Image.MAX_IMAGE_PIXELS is None
+    with any_size():
+        pass
+    assert Image.MAX_IMAGE_PIXELS is None
+    second.__exit__(None, None, None)
+    assert Image.MAX_IMAGE_PIXELS == 9 and PngImagePlugin.MAX_TEXT_CHUNK == 2**20
 
 
 @pytest.mark.parametrize("tag", [0, 9, 65535])
