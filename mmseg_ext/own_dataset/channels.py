@@ -13,7 +13,7 @@ import numpy as np
 
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.images.values import Photo, declared, is_deep, is_png_with_alpha, is_tiff
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.item import evenly
 from mmseg_ext.terminal import progress
 
 _IMAGES, _PIXELS = 200, 10_000  # measured of a project, and of an image

@@ -33,8 +33,7 @@ from mmseg_ext.own_dataset.copies import (
     small_label,
     small_version,
 )
-from mmseg_ext.own_dataset.item import Item, Notes, Rank
-from mmseg_ext.own_dataset.matching import Key
+from mmseg_ext.own_dataset.item import Item, Key, Notes, Rank
 from mmseg_ext.own_dataset.summary import Split, add_notes_on_pixels
 from mmseg_ext.terminal import progress
 

@@ -24,8 +24,7 @@ import numpy as np
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.files import same_name
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Legend, Reader
 from mmseg_ext.own_dataset.item import Notes, Rank
 
 IGNORED = 255
@@ -160,7 +159,7 @@ def choose_classes(
     if before is not None:
         return _follow(before, legend, reader, names, ignored, data / CLASSES_FILE, notes)
     ignored += [text for text in reader.ignored if text in labels.values()]
-    given = names or (None if listed else reader.class_names)
+    given = names
     # Colors have no order of their own: they get the one of a file that names them.
     if listed and not (names and not any(text.startswith("#") for text in labels.values())):
         order = list(listed)

@@ -23,7 +23,7 @@ from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import classes_and_palette, inner_datasets
 from mmseg_ext.images.pictures import colorize, to_picture
 from mmseg_ext.inference.objects import find_objects
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.item import evenly
 from mmseg_ext.own_dataset.summary import Split
 
 PREVIEW = "preview.png"  # its name in a project

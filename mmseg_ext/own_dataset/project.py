@@ -25,9 +25,14 @@ from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
 from mmseg_ext.images.files import comparable, read, read_bytes
 from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap
-from mmseg_ext.own_dataset.annotations.reader import Reader, notes_of, values_of
+from mmseg_ext.own_dataset.annotations.reader import (
+    BACKGROUND,
+    IndexMap,
+    Reader,
+    draw_objects,
+    legend_of_objects,
+    values_of,
+)
 from mmseg_ext.own_dataset.classes import (
     CLASSES_FILE,
     IGNORED,
@@ -43,10 +48,10 @@ from mmseg_ext.own_dataset.copies import (
 )
 from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
-from mmseg_ext.own_dataset.split_lists import apply_lists
 from mmseg_ext.own_dataset.splits import (
     SPLITS_FILE,
     SplitRule,
+    apply_lists,
     choose_splits,
     earlier_splits,
     label_file,
@@ -172,6 +177,9 @@ def _read_item(item: Item, reader: Reader, file: Path) -> None:
         found = IndexMap([BACKGROUND], np.zeros(sizes[0], np.uint8), note)
     else:
         found = reader.read(item.annotation, sizes)
+    if reader.objects:
+        found = draw_objects(found, reader.ignored)
+    if not item.annotation.is_missing:
         item.small_label = small_label(found.indices)
     item.map = found.store(item.annotation, file)
 
@@ -222,11 +230,15 @@ def _find_classes(
     """
     read = usable(items)
     maps = [item.map for item in read]
-    legend = reader.describe(maps)
-    about_maps = notes_of(maps)
+    legend = legend_of_objects(maps) if reader.objects else reader.describe(maps)
+    about_maps = Notes()
+    for item in read:
+        for text in item.map.notes:
+            where = f"{item.annotation.path} {item.annotation.image_name}".rstrip()
+            about_maps.add(Rank.LABELS, text, where)
     if len(values_of(maps)) < 2:  # a problem or a note can tell why there is only one
         problems = [item.problem for item in items if item.annotation and item.problem]
-        legend.hint = next(iter([*problems, *about_maps]), legend.hint)
+        legend.hint = next(iter([*problems, *map(str, about_maps)]), legend.hint)
     is_new = read_classes(data) is None
     if legend.problem and is_new and not (names or legend.names):
         raise ValueError(legend.problem)
@@ -243,8 +255,10 @@ def _find_classes(
         hint = f"; {legend.hint}" if legend.hint else ""
         strays = f"; to ignore all values of few pixels: --ignore {shlex.join(few)}" if few else ""
         raise ValueError(f"{where}{error}{hint}{strays}") from None
-    for text in [*legend.notes, *about_maps]:
+    for text in legend.notes:
         notes.add(Rank.LABELS, text)
+    for note in about_maps:
+        notes.add(note.rank, note.text, *note.places)
     if legend.hint and not names:
         notes.add(Rank.LABELS, legend.hint)
     alike: dict[str, list[str]] = {}

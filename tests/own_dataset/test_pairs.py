@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks, ObjectMasks
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.item import Item, usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
@@ -222,9 +222,10 @@ def test_classes_and_objects_of_voc(images, masks, tmp_path):
     for name in "12":
         write(tmp_path, [f"{photos}/{name}.jpg"])
         write(tmp_path, [f"Segmentation{kind}/{name}.png" for kind in ("Class", "Object")])
-    for kind, reader in (("Class", Masks), ("Object", ObjectMasks)):
-        folder = tmp_path / masks.replace("Class", kind)
-        pairs, left_out = find_pairs(tmp_path / images, reader.find(folder), tmp_path / "p/data")
+    for kind in ("Class", "Object"):
+        reader = Masks.find(tmp_path / masks.replace("Class", kind))
+        reader.objects = kind == "Object"
+        pairs, left_out = find_pairs(tmp_path / images, reader, tmp_path / "p/data")
         found = {item.image.name: item.annotation.path.parent.name for item in pairs}
         assert found == dict.fromkeys(("1.jpg", "2.jpg"), f"Segmentation{kind}") and not left_out
 

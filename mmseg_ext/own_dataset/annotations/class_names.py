@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, reading
 from mmseg_ext.own_dataset.annotations.codes import color_of
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, reading
 
 _COLOR = r"(?P<key>\d+[\s,]+\d+[\s,]+\d+)"  # 64, 0, 128
 _LINE = "(?P<key>)(?P<name>.+)"

@@ -15,10 +15,8 @@ import numpy as np
 
 from mmseg_ext.errors import LabelError
 from mmseg_ext.images.files import files_below
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
 from mmseg_ext.own_dataset.annotations.formats import require_no_other
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, at_image_size
 from mmseg_ext.own_dataset.annotations.polygons import (
     Shape,
     ShapeFiles,
@@ -26,7 +24,14 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
-from mmseg_ext.own_dataset.matching import Key, key_of, split_in
+from mmseg_ext.own_dataset.annotations.reader import (
+    BACKGROUND,
+    Annotation,
+    IndexMap,
+    at_image_size,
+    reading,
+)
+from mmseg_ext.own_dataset.item import Key, key_of, split_in
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 
 from mmseg_ext.images.files import read
 from mmseg_ext.images.values import Photo, is_tiff
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, index_map
+from mmseg_ext.own_dataset.annotations.reader import IndexMap, index_map
 
 GRAY, PALETTE, COLOR = 0, 1, 2  # the kinds
 NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
+from mmseg_ext.own_dataset.annotations.reader import Annotation
 
 
 class Geojson(ShapeFiles):

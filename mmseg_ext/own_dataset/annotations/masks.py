@@ -12,9 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import join_names
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
 from mmseg_ext.own_dataset.annotations.class_names import find_names
 from mmseg_ext.own_dataset.annotations.codes import (
     COLOR,
@@ -26,15 +24,20 @@ from mmseg_ext.own_dataset.annotations.codes import (
     kind_of,
     read_mask,
 )
-from mmseg_ext.own_dataset.annotations.index_map import (
+from mmseg_ext.own_dataset.annotations.reader import (
+    BACKGROUND,
+    Annotation,
     IndexMap,
+    Legend,
+    Reader,
     StoredMap,
     at_image_size,
     index_map,
+    legend_of_names,
+    reading,
+    values_of,
 )
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
-from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, keyed_files
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.item import MASK_SUFFIXES, evenly, keyed_files
 
 _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
@@ -43,27 +46,41 @@ _MOST_SHOWN = 20  # classes; so many of blends are no table that a user can read
 _SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
 _MASKS_LOOKED_AT, _VALUES_LOOKED_AT = 8, 50  # of a mask, to find out whether they number objects
 _CERTAIN, _PERHAPS = "certain", "perhaps"
-OBJECT = "object"
-OBJECT_VALUES = ("no object", OBJECT, "border")
 
 
 @dataclass
 class Masks(Reader):
-    """Masks with a gray value, palette index or color for each class."""
+    """Masks with a gray value, palette index or color for each class or for each object.
+
+    With `objects` an image can also have a mask for each object.
+    """
 
     suffixes = MASK_SUFFIXES
     ignored = ("nodata",)
-    other_folder = "SegmentationObject"
     can_have_classes = True
     has_background = False
 
     binary: bool = False  # see `read_mask`
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+        paths, notes, codes = annotation.paths, [], np.zeros(1, int)
         with reading(annotation.path):
-            found = at_image_size(read_mask(annotation.path, self.binary), sizes)
-            for path in annotation.paths[1:]:
-                found = _larger(found, at_image_size(read_mask(path, self.binary), sizes))
+            for number, path in enumerate(paths, start=1):
+                found = at_image_size(read_mask(path, self.binary), sizes)
+                notes += found.notes
+                if len(paths) > 1:  # parts, of which the larger code counts, or an object each
+                    own = np.array(found.values)[found.indices]
+                    if self.objects:
+                        own = np.where(index_of(own) > 0, number << 24, 0)
+                    codes = np.maximum(codes, own)
+            if len(paths) > 1:
+                found = index_map(codes)
+        found.notes = list(dict.fromkeys(notes))
+        if self.objects:
+            special = {code: BACKGROUND for code in found.values if not index_of(code)}
+            if NODATA in special:
+                special[NODATA] = self.ignored[0]
+            found.values = [special.get(code, code) for code in found.values]
         return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
@@ -137,46 +154,6 @@ class ClassMasks(Reader):
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         names = (name for annotation in self.annotations for name in annotation.classes)
         return legend_of_names(list(dict.fromkeys([BACKGROUND, *names])))
-
-
-class ObjectMasks(Reader):
-    """Masks with a number or color for each object, or a mask for each object.
-
-    The values are those of `NucleiDataset`: no object, object, and border where two are close.
-    """
-
-    suffixes = MASK_SUFFIXES
-    class_names = ("background", "object", "border")
-    other_folder = "SegmentationClass"
-    has_background = False
-
-    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        with reading(annotation.path):
-            mask = at_image_size(read_mask(annotation.path), sizes)
-            if len(annotation.paths) == 1:
-                numbers = mask.indices.astype(np.uint16) + 1
-                numbers[~_objects(mask)] = 0
-            else:
-                numbers = _objects(mask).astype(np.uint16)
-                for number, path in enumerate(annotation.paths[1:], start=2):
-                    numbers[_objects(at_image_size(read_mask(path), sizes))] = number
-            return IndexMap(OBJECT_VALUES, draw_labels(numbers), mask.notes)
-
-    def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names(OBJECT_VALUES)
-
-
-def _objects(mask: IndexMap) -> np.ndarray:
-    """Return which pixels of a mask are not black, (H, W)."""
-    return (index_of(np.array(mask.values)) > 0)[mask.indices]
-
-
-def _larger(mask: IndexMap, other: IndexMap) -> IndexMap:
-    """Return the larger code of two masks in each pixel."""
-    codes = np.array(mask.values)[mask.indices]
-    larger = index_map(np.maximum(codes, np.array(other.values)[other.indices]))
-    larger.notes = mask.notes
-    return larger
 
 
 def _colors_count(codes: Collection[int]) -> bool:

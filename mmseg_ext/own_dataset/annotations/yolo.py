@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
 from mmseg_ext.own_dataset.annotations.polygons import (
     Shape,
     ShapeFiles,
@@ -22,6 +21,7 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
+from mmseg_ext.own_dataset.annotations.reader import Annotation, reading
 
 _OTHER = re.compile(r"classes\.txt$|README\b", re.I)  # files of tools without annotations
 
