@@ -37,7 +37,7 @@ class Geojson(ShapeFiles):
             return Shape(name, skipped="shape without a classification")
         label = label_of(name)
         if "color" in classification:
-            self.colors[label] = classification["color"]
+            self.colors[label] = "#{:02x}{:02x}{:02x}".format(*classification["color"])
         return Shape(label, list(map(_join_rings, [parts] if kind == "Polygon" else parts)))
 
 

@@ -97,7 +97,7 @@ class Masks(Reader):
         colors = _colors(texts)
         for text in names:  # also of classes that no mask has
             if text.startswith("#"):
-                colors.setdefault(text, list(bytes.fromhex(text[1:])))
+                colors.setdefault(text, text)
         legend = Legend(labels, texts, colors, notes=notes, names=names)
         _add_hint(legend, maps, number_of)
         if NODATA in every:
@@ -169,14 +169,14 @@ def _colors_count(codes: Collection[int]) -> bool:
     return False
 
 
-def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the RGB color of each text of these codes; none if no palette or color is there."""
+def _colors(texts: Mapping[int, str]) -> dict[str, str]:
+    """Return the color #rrggbb of each text of these codes; none if all are gray."""
     if all(map(is_gray, texts)):
         return {}
     colors = {}
     # A palette's color comes last: it counts, not the black of transparent pixels.
     for code in sorted(texts, reverse=True):
-        colors[texts[code]] = list(color_of(code).to_bytes(3, "big"))
+        colors[texts[code]] = f"#{color_of(code):06x}"
     return colors
 
 

@@ -58,7 +58,7 @@ class ShapeFiles(Reader):
     is_upright: ClassVar[bool] = False  # whether the tools draw on photos as EXIF rotates them
 
     names: Sequence[str] = ()  # labels in the order of the classes, which precede others
-    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
+    colors: dict[str, str] = field(default_factory=dict)  # #rrggbb of labels that were read
     notes: Sequence[str] = ()
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple[Any, Any]]:

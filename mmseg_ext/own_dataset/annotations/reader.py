@@ -87,7 +87,6 @@ class StoredMap:
     counts: np.ndarray  # the pixels of each index, (len(values),)
     shape: tuple[int, ...]  # height and width
     file: Path
-    notes: Sequence[str]  # see `IndexMap`
 
     def load(self) -> np.ndarray:
         """Return the index of each pixel, (H, W)."""
@@ -109,7 +108,7 @@ class IndexMap:
         counts = np.bincount(indices.ravel(), minlength=len(self.values))
         with file.open("wb") as out:
             np.savez_compressed(out, indices=indices)
-        return StoredMap(annotation, self.values, counts, indices.shape, file, self.notes)
+        return StoredMap(annotation, self.values, counts, indices.shape, file)
 
 
 def index_map(values: np.ndarray) -> IndexMap:
@@ -168,7 +167,7 @@ class Legend:
 
     labels: Mapping[int, str]  # the text of each number, in the order of the classes
     texts: Mapping[Any, str]  # the text of each value of the index maps
-    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of texts that have one
+    colors: dict[str, str] = field(default_factory=dict)  # #rrggbb of texts that have one
     hint: str = ""  # what the values could be instead
     problem: str = ""  # why the values are no classes, unless the user names them
     notes: Sequence[str] = ()  # what a user should know
