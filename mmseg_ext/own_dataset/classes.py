@@ -194,8 +194,8 @@ def choose_classes(
         notes.add(Rank.LABELS, text)
     elif number != IGNORED and given and _is_255_ignored(labels):
         text = f"255 is {found[number]}, because --classes has a name for each value; if 255 does"
-        text += f" not count and {found[number]} is the value {number}, write {number},"
-        notes.add(Rank.LABELS, f"{text}{found[number]} and 255,, in {file} and run again")
+        todo = f"not count, give {found[number]} to another value in {file}, and none to 255"
+        notes.add(Rank.LABELS, f"{text} {todo}, and run again")
     return Classes(rows)
 
 

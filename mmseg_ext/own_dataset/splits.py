@@ -34,8 +34,9 @@ _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d+\)?")  # foot_1, foot (12), scene3_000
 _YEAR = re.compile(r"(19|20)\d\d")
 _ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
 _LABEL_STUDIO = re.compile(r"(?<![^/])(?=\d*[a-f])[0-9a-f]{8}-")  # 0a1b2c3d-
-# Of frames that follow one another, half are more alike than all but 5 % of different folders'.
-_LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR = 10, 0.5, 95
+# Of frames that follow one another, half are more alike than all but 5 % of frames far from each
+# other. Of fewer than ten neighbors most are, or they are as alike as those of a fixed camera.
+_FEW_NEIGHBORS, _LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR, _FIXED = 10, 3, 0.5, 95, 0.98
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def choose_splits(
         by_name[_FOLD] = fold
 
     fixed = {split for split in named if split not in divided}
-    _note_on_names(items, connect(len(items), copies), fixed, notes)
+    rows = rule.group if rule.group.isdigit() else ""
+    _note_on_names(items, connect(len(items), copies), fixed, rows, notes)
     return by_name
 
 
@@ -178,12 +180,17 @@ def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
 
 
 def _note_on_names(
-    items: Sequence[Item], copies: np.ndarray, fixed: Collection[str | None], notes: Notes
+    items: Sequence[Item],
+    copies: np.ndarray,
+    fixed: Collection[str | None],
+    rows: str,
+    notes: Notes,
 ) -> None:
     """Add a note if parts of one thing are in several splits, whatever chose these.
 
     Such as x_1 and x_2, photos in the folder clip3, and frames that follow one another. `copies`
-    are groups of items that are not counted. `fixed` are splits of folders and lists.
+    are groups of items that are not counted. `fixed` are splits of folders and lists, and `rows`
+    the number of frames that the user keeps together, if any.
     """
     names = [item.name for item in items]
     todo = "keep them in one split with "
@@ -233,12 +240,13 @@ def _note_on_names(
             of_number[number].append(i)
         if not any(map(divided, of_number.values())):  # else they begin anew in each split
             every.append([versions[0] for versions in of_number.values()])
-    neighbors = itertools.chain.from_iterable(map(pairwise, every))
+    neighbors = list(itertools.chain.from_iterable(map(pairwise, every)))
     apart = [pair for pair in neighbors if divided(pair) and len(set(copies[[*pair]])) > 1]
     tested = {i for pair in apart for i in pair if items[i].split != "train"}
     count = sum(item.split != "train" for item in items)
-    if 4 * len(tested) > count and _are_alike(items, every):
-        length = max(10, round(len(items) / 20))
+    are_few = len(neighbors) < _FEW_NEIGHBORS  # then even rows have most of their neighbors apart
+    if 4 * len(tested) > count and not (are_few and rows) and _are_alike(items, every):
+        length = max(2, len(items) // 3) if are_few else max(10, round(len(items) / 20))
         first, second = (f"{items[i].split}/{names[i]}" for i in apart[0])
         notes.add(
             Rank.SCORE,
@@ -262,6 +270,8 @@ def _are_alike(items: Sequence[Item], groups: Sequence[Sequence[int]]) -> bool:
             far.append(np.sum(items[i].small[0] * items[other].small[0]))
     if len(near) < _LEAST_NEIGHBORS or not far:
         return False
+    if len(near) < _FEW_NEIGHBORS:
+        return bool(np.percentile(near, 25) > min(max(_LEAST_ALIKE, *far), _FIXED))
     return bool(np.median(near) >= max(_LEAST_ALIKE, np.percentile(far, _FAR)))
 
 
