@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mmseg_ext.own_dataset.annotations.codes import color_of
 from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, reading
 
 _COLOR = r"(?P<key>\d+[\s,]+\d+[\s,]+\d+)"  # 64, 0, 128
@@ -84,7 +83,7 @@ def _name_texts(lines: Sequence[tuple[str, str]], texts: Mapping[int, str]) -> d
     present = set(texts.values())
     text_of_color = {}
     for code in sorted(texts, reverse=True):
-        text_of_color[f"#{color_of(code):06x}"] = texts[code]
+        text_of_color[f"#{code & 0xFFFFFF:06x}"] = texts[code]
     named = {text_of_color.get(key, key): name for name, key in lines if key}
     if len(present & named.keys()) < 2:
         named = {}

@@ -15,8 +15,8 @@ import numpy as np
 
 from mmseg_ext.errors import LabelError
 from mmseg_ext.images.files import files_below
-from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
 from mmseg_ext.own_dataset.annotations.formats import require_no_other
+from mmseg_ext.own_dataset.annotations.masks import at_image_size, color_of, read_mask
 from mmseg_ext.own_dataset.annotations.polygons import (
     Shape,
     ShapeFiles,
@@ -28,7 +28,6 @@ from mmseg_ext.own_dataset.annotations.reader import (
     BACKGROUND,
     Annotation,
     IndexMap,
-    at_image_size,
     reading,
 )
 from mmseg_ext.own_dataset.item import Key, key_of, split_in

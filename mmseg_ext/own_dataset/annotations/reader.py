@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import cv2
 import numpy as np
-import torch
 
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import LabelError
@@ -27,7 +25,6 @@ from mmseg_ext.own_dataset.item import Key, keyed_files
 BACKGROUND = "background"
 NO_OBJECT, OBJECT = "no object", "object"
 OBJECT_VALUES = (NO_OBJECT, OBJECT, "border")
-_RESIZED = "a mask of another size than its photo, in the same proportions, was resized to it"
 
 
 class Annotation(NamedTuple):
@@ -109,39 +106,6 @@ class IndexMap:
         with file.open("wb") as out:
             np.savez_compressed(out, indices=indices)
         return StoredMap(annotation, self.values, counts, indices.shape, file)
-
-
-def index_map(values: np.ndarray) -> IndexMap:
-    """Return the index map of an array of integers (H, W), with ascending values."""
-    if values.dtype.itemsize <= 2:  # a table is faster than a search
-        present = np.flatnonzero(np.bincount(values.ravel()))
-        table = np.zeros(present[-1] + 1, np.min_scalar_type(len(present)))
-        table[present] = np.arange(len(present))
-        return IndexMap(present.tolist(), table[values])
-    # np.unique sorts all pixels.
-    present = torch.from_numpy(values).unique_consecutive().unique().numpy()
-    return IndexMap(present.tolist(), np.searchsorted(present, values))
-
-
-def at_image_size(found: IndexMap, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-    """Return an index map at one of the sizes (height, width) that its image may have.
-
-    A mask in the proportions of the image is resized with nearest neighbor: some factor makes both
-    sides of the image, rounded up or down, those of the mask. A single side that differs is a part
-    that was cut off.
-
-    Raises:
-        ValueError: if the proportions differ.
-    """
-    height, width = found.indices.shape
-    for side, other in sizes if (height, width) not in sizes else ():
-        is_cut = side == height or other == width
-        if not is_cut and abs(height * other - width * side) < side + other:
-            indices = found.indices.astype(np.int32)
-            indices = cv2.resize(indices, (other, side), interpolation=cv2.INTER_NEAREST_EXACT)
-            return IndexMap(found.values, indices, [*found.notes, _RESIZED])
-    require_size((height, width), sizes)
-    return found
 
 
 def draw_objects(found: IndexMap, ignored: Collection[str] = ()) -> IndexMap:
