@@ -54,11 +54,11 @@ class Note:
         return f"{self.text} ({len(self.places)} in all, the first in {self.places[0]})"
 
 
+@dataclass
 class Notes:
     """What a user should know, the gravest first; equal texts are one note with all places."""
 
-    def __init__(self):
-        self._of_text: dict[str, Note] = {}
+    _of_text: dict[str, Note] = field(default_factory=dict)
 
     def add(self, rank: Rank, text: str, *places: Any) -> None:
         """Add a text, if it is not empty, or only the places if the text is already there."""

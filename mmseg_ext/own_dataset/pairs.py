@@ -156,9 +156,23 @@ def pair(items: Sequence[Item], reader: Reader) -> list[str]:
         other = first.setdefault(Key(item.split or "train", item.name), item.image)
         if other != item.image:
             item.problem = f"{item.image}: {other} has the same name"
+    # Objects without an image are perhaps those of a photo that would become background.
     without_image = [annotations[number] for number in unused]
-    _require_no_objects(items, without_image, reader)
-    _set_splits_in_names(usable(items))
+    missing = [item for item in usable(items) if item.annotation and item.annotation.is_missing]
+    for annotation in without_image if missing else ():
+        if reader.has_objects(annotation):
+            name = annotation.image_name or annotation.path
+            raise ValueError(
+                f"{missing[0].image}: would become background, but the objects of {name} have no "
+                "image; rename one of the two, or leave out --background-without-annotation"
+            )
+    # Splits can be words of folders, as in test_data; without a train, test is perhaps a name.
+    words = {}
+    for item in usable(items):
+        folders = item.key.name.split("/")[:-1]
+        words[item.image] = next(filter(None, map(split_in, folders)), None)
+    for item in usable(items) if "train" in words.values() else ():
+        item.split = item.split or words[item.image]
     return [f"{each.path}: no image {each.image_name}".rstrip() for each in without_image]
 
 
@@ -195,57 +209,16 @@ def _find_annotations(
     return of_item, sorted(unused)
 
 
-def _require_one_mask_each(items: Sequence[Item], annotations: Sequence[Annotation]) -> None:
-    """Raise ValueError if the names of masks tell several classes for images, with the flag."""
-    masks = [(annotation.path, annotation.key) for annotation in annotations]
-    classes, image, several = by_class([item.key for item in items], masks)
-    if not classes:
-        return
-    flags = [f"{name}={shlex.quote(source)}" for name, source in classes.items()]
-    paths = join_names(list(map(str, several)))
-    raise ValueError(
-        f"{items[image].image}: {len(several)} masks fit it, {paths}; "
-        f"if each is of one class, use --masks {' '.join(flags)}; if one has all classes, give its "
-        f"folder or pattern, such as --masks {shlex.quote(next(iter(classes.values())))}"
-    )
-
-
-def _require_no_objects(
-    items: Sequence[Item], without_image: Sequence[Annotation], reader: Reader
-) -> None:
-    """Raise ValueError if objects without an image are perhaps those of a photo without any."""
-    missing = [item for item in usable(items) if item.annotation and item.annotation.is_missing]
-    for annotation in without_image if missing else ():
-        if reader.has_objects(annotation):
-            name = annotation.image_name or annotation.path
-            raise ValueError(
-                f"{missing[0].image}: would become background, but the objects of {name} have no "
-                "image; rename one of the two, or leave out --background-without-annotation"
-            )
-
-
-def _set_splits_in_names(items: Sequence[Item]) -> None:
-    """Set splits that are words of folders, such as test in `test_data`.
-
-    Without a train, test is perhaps another thing's name.
-    """
-    words = []
-    for item in items:
-        folders = item.name.split("/")[:-1]
-        words.append(next(filter(None, map(split_in, folders)), None))
-    for item, word in zip(items, words, strict=True):
-        if "train" in words:
-            item.split = item.split or word
-
-
 def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) -> dict[str, str]:
     """Return a line on each name, without folders, that several images or annotations have."""
     lines = {}
-    images = [(item.image, item.key) for item in items]
-    annotated = [(annotation.path, annotation.key) for annotation in annotations]
-    for kind, files in (("images", images), ("annotations", annotated)):
+    images = [(item.key, item.image) for item in items]
+    for kind, files in (
+        ("images", images),
+        ("annotations", [(annotation.key, annotation.path) for annotation in annotations]),
+    ):
         paths: dict[str, list[str]] = defaultdict(list)
-        for path, key in files:
+        for key, path in files:
             paths[key.path.name].append(str(path))
         for name, same in paths.items():
             if len(same) > 1:
@@ -271,9 +244,8 @@ def _explain_no_pair(items: Sequence[Item], reader: Reader, repeated: Mapping[st
     if found := format_of(annotation.path, reader.flag):
         reason, todo = f"{annotation.path} {found}", ""
     where = os.path.commonpath([item.image.parent for item in items])
-    return f"{where}: no image fits exactly one annotation; {reason}" + (
-        f"; {todo}" if todo else ""
-    )
+    texts = [f"{where}: no image fits exactly one annotation", reason, todo]
+    return "; ".join(filter(None, texts))
 
 
 def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
@@ -343,14 +315,14 @@ def fit(images: Sequence[Key], annotations: Sequence[Key], exact: bool = False) 
     return found
 
 
-def by_class(
-    images: Sequence[Key], masks: Sequence[tuple[Path, Key]]
-) -> tuple[dict[str, str], int, list[Path]]:
-    """Return the masks of each class as `--masks` takes them, if several have an image's words.
+def _require_one_mask_each(items: Sequence[Item], annotations: Sequence[Annotation]) -> None:
+    """Raise ValueError if the words of masks tell several classes for images, with the flag.
 
-    Also the index of the first image that has several, and these. There are at least two classes,
-    and two images have several. Separate numbers, as in `leaf_2`, count the masks of a class.
+    There are at least two classes, and two images have several. Separate numbers, as in `leaf_2`,
+    count the masks of a class.
     """
+    images = [item.key for item in items]
+    masks = [(annotation.path, annotation.key) for annotation in annotations]
     own = _paths(images)
     ways = [_without_usual_words(own, _paths([key for _, key in masks]))]
     if len({path.parent for path in own}) == len(own):  # each in a folder of its own
@@ -387,9 +359,15 @@ def by_class(
     count = Counter(image for kind in classes for image in masks_of[kind])
     with_several = sorted(image for image, n in count.items() if n > 1)
     if len(with_several) < 2 or "" in classes:  # masks without words of a class have all classes
-        return {}, 0, []
+        return
     first = with_several[0]
-    return classes, first, [masks_of[kind][first] for kind in classes if first in masks_of[kind]]
+    several = [str(masks_of[kind][first]) for kind in classes if first in masks_of[kind]]
+    flags = [f"{name}={shlex.quote(source)}" for name, source in classes.items()]
+    raise ValueError(
+        f"{items[first].image}: {len(several)} masks fit it, {join_names(several)}; "
+        f"if each is of one class, use --masks {' '.join(flags)}; if one has all classes, give its "
+        f"folder or pattern, such as --masks {shlex.quote(next(iter(classes.values())))}"
+    )
 
 
 def _divide(

@@ -87,7 +87,11 @@ def choose_splits(
             shares[split] = share
     divided = (None, "train") if shares else (None,)
     pool = [item for item in items if item.split in divided]
-    fold = _fold(rule, earlier)
+    before = earlier.get(_FOLD, "")
+    if earlier and rule.fold not in ("", before):
+        has = f"the fold {before}" if before else "no folds"
+        raise ValueError(f"--fold {rule.fold}: the project has {has}; make one for each fold")
+    fold = rule.fold or before
     if fold:
         if "val" not in shares:
             raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
@@ -116,7 +120,10 @@ def choose_splits(
         own = [place[id(items[n])] for n in (i, *others) if id(items[n]) in place]
         if len(own) > 1:
             links.append((own[0], own))
-    groups = _groups(names, links, most)
+    numbers = connect(len(names), links)
+    sizes = np.bincount(numbers, minlength=1)
+    group_of = zip(names, numbers, strict=True)
+    groups = {name: f"/{number}" for name, number in group_of if 1 < sizes[number] <= most}
 
     labels = {item.name: set(item.texts) for item in pool}
     if fold:
@@ -134,26 +141,6 @@ def choose_splits(
     rows = rule.group if rule.group.isdigit() else ""
     _note_on_names(items, connect(len(items), copies), fixed, rows, notes)
     return by_name
-
-
-def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
-    """Return the fold of the rule or of an earlier run, which must be the same."""
-    before = earlier.get(_FOLD, "")
-    if earlier and rule.fold not in ("", before):
-        has = f"the fold {before}" if before else "no folds"
-        raise ValueError(f"--fold {rule.fold}: the project has {has}; make one for each fold")
-    return rule.fold or before
-
-
-def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[str, str]:
-    """Return a group for each name that has others and is in a group of at most so many."""
-    numbers = connect(len(names), links)
-    sizes = np.bincount(numbers, minlength=1)
-    groups = {}
-    for name, number in zip(names, numbers, strict=True):
-        if 1 < sizes[number] <= most:
-            groups[name] = f"/{number}"  # no name
-    return groups
 
 
 def label_file(data: Path, split: str, name: str) -> Path:
@@ -200,10 +187,15 @@ def _note_on_names(
     def divided(own: Sequence[int]) -> bool:
         return len({items[i].split for i in own}) > 1
 
-    by_stem = _names_by_stem(names)
+    # Names that differ only by a count, such as x, x_1 and x_2; Roboflow adds a format and a hash.
+    plain = [_ROBOFLOW.sub("", name) for name in names]
+    counted = list(map(_COUNTED.fullmatch, plain))
+    stems = {fit[1] for fit in counted if fit}
+    by_stem: dict[str, list[int]] = defaultdict(list)
     by_folder: dict[str, list[int]] = defaultdict(list)
-    for i, name in enumerate(names):
-        by_folder[name.rpartition("/")[0]].append(i)
+    for i, (name, fit) in enumerate(zip(plain, counted, strict=True)):
+        by_stem[fit[1] if fit and name not in stems else name].append(i)
+        by_folder[names[i].rpartition("/")[0]].append(i)
     for groups, separator in ((by_stem, ""), (by_folder, "/")):
         several = {}
         for key, own in groups.items():
@@ -312,20 +304,6 @@ def _series(names: Sequence[str]) -> list[list[tuple[int, int]]]:
     return every
 
 
-def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return the numbers of names that differ only by a count, such as x, x_1 and x_2.
-
-    Roboflow adds the format and a hash, also to several versions of a photo.
-    """
-    plain = [_ROBOFLOW.sub("", name) for name in names]
-    found = list(map(_COUNTED.fullmatch, plain))
-    stems = {fit[1] for fit in found if fit}
-    by_stem: dict[str, list[int]] = defaultdict(list)
-    for i, (name, fit) in enumerate(zip(plain, found, strict=True)):
-        by_stem[fit[1] if fit and name not in stems else name].append(i)
-    return by_stem
-
-
 def _find_flag(
     names: Sequence[str], groups: Mapping[str, Sequence[int]], stem: str, separator: str
 ) -> str:
@@ -402,29 +380,21 @@ def choose_fold(
     units = _make_units([name for name in names if chosen[name] != "test"], labels, groups)
     if len(units) < count:
         raise ValueError(f"--fold {fold}: there are only {len(units)} images or groups to divide")
-    own = _divide(units, count)[number - 1]
-    return chosen | dict.fromkeys(own, "val") | _keep(names, fixed, groups)
-
-
-def _divide(units: Sequence[_Unit], count: int) -> list[list[str]]:
-    """Return the names of each of `count` parts, which are as equal as units allow.
-
-    Rare labels come first, and their large units before small ones. A unit gets into the part with
-    the fewest names of its rarest label, and of these into the smallest part.
-    """
     frequency = Counter(itertools.chain.from_iterable(unit.labels for unit in units))
 
     def rarity(unit: _Unit) -> tuple[int, str]:
         return min(((frequency[label], label) for label in unit.labels), default=(0, ""))
 
+    # Rare labels come first, and their large units before small ones. A unit gets into the part
+    # with the fewest names of its rarest label, and of these into the smallest part.
     parts: list[list[str]] = [[] for _ in range(count)]
-    labels: list[Counter[str]] = [Counter() for _ in range(count)]  # names with each label
+    shown: list[Counter[str]] = [Counter() for _ in range(count)]  # names with each label
     for unit in sorted(units, key=lambda unit: (rarity(unit), -len(unit.names))):
         rarest = rarity(unit)[1]
-        i = min(range(count), key=lambda i: (labels[i][rarest], len(parts[i])))
+        i = min(range(count), key=lambda i: (shown[i][rarest], len(parts[i])))
         parts[i] += unit.names
-        labels[i].update(dict.fromkeys(unit.labels, len(unit.names)))
-    return parts
+        shown[i].update(dict.fromkeys(unit.labels, len(unit.names)))
+    return chosen | dict.fromkeys(parts[number - 1], "val") | _keep(names, fixed, groups)
 
 
 def _keep(
