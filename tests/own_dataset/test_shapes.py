@@ -429,7 +429,7 @@ def test_photos_without_an_annotation(kind, tmp_path, capsys):
     assert lines_with(capsys.readouterr().out, "d.jpg", "--background-without-annotation")
     assert run(tmp_path, *flags, "--background-without-annotation") == 0
     out = capsys.readouterr().out
-    assert "left out" not in out and lines_with(out, "note", 1, "d.jpg")
+    assert "left out" not in out and lines_with(out, "note", "d.jpg: a photo without")
     found = {name[-1]: label for name, label in label_maps(tmp_path).items()}
     assert not found["d"].any() and all(found[name].any() for name in "abc")
 
