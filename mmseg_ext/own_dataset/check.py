@@ -149,8 +149,9 @@ def _list_files(split: str, config: dict) -> _Source:
     entries = dataset.data_list
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
-    image: Any = _find_step(dataset, LoadImageFromFile) or LoadImageFromFile()
-    label: Any = _find_step(dataset, LoadAnnotations)
+    steps = dataset.pipeline.transforms
+    image: Any = next((s for s in steps if isinstance(s, LoadImageFromFile)), LoadImageFromFile())
+    label: Any = next((s for s in steps if isinstance(s, LoadAnnotations)), None)
     rotates = not isinstance(image, CheckedLoadImage)
     if rotates:
         image = CheckedLoadImage(
@@ -174,14 +175,6 @@ def _list_files(split: str, config: dict) -> _Source:
         sample = {"ignore_index": ignored, **entry}
         items.append(Item(Path(image_path), Key(split, image_path), split=split, sample=sample))
     return _Source(classes, items, partial(_read, image=image, label=label, rotates=rotates))
-
-
-def _find_step(dataset: Any, kind: type) -> Any:
-    """Return the first step of this class in a dataset's pipeline, or None."""
-    for step in dataset.pipeline.transforms:
-        if isinstance(step, kind):
-            return step
-    return None
 
 
 def _read_all(source: _Source, workers: int) -> Iterator[Any]:
