@@ -375,8 +375,8 @@ def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes
                 step = 1 + max(label.shape) // 500
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]
                 moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
-    gone = np.flatnonzero(moved.any(1) & (moved.diagonal() == 0))
-    if len(gone) and set(gone) == set(moved[gone].argmax(1)) and IGNORED not in gone:
+    gone = np.flatnonzero(moved.any(1) & (moved.diagonal() == 0)).tolist()
+    if gone and set(gone) == set(moved[gone].argmax(1).tolist()) and IGNORED not in gone:
         changed = join_names([names[i] for i in gone])
         text = f"{changed} have exchanged their pixels since the last run; a checkpoint that was"
         notes.add(Rank.SCORE, f"{text} trained before means other classes, so train again")

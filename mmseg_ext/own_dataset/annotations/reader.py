@@ -116,7 +116,7 @@ def draw_objects(found: IndexMap, ignored: Collection[str] = ()) -> IndexMap:
     kinds = [NO_OBJECT if value == BACKGROUND else value for value in found.values]
     is_object = np.array([kind != NO_OBJECT and kind not in ignored for kind in kinds])
     numbers = np.where(is_object, np.arange(1, len(kinds) + 1), 0).astype(np.uint16)
-    indices, values = draw_labels(numbers[found.indices]), list(OBJECT_VALUES)
+    indices, values = draw_labels(numbers[found.indices]), [*map(str, OBJECT_VALUES)]
     for index, kind in enumerate(kinds):
         if kind in ignored:
             if kind not in values:
