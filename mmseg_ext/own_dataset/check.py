@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What `check_dataset` found."""
+    """The findings of `check_dataset`."""
 
     problems: list[Problem]
     splits: list[Split]
@@ -71,7 +71,7 @@ def check_dataset(
         config: name or path of a config, or a config.
         splits: of train, val and test; by default all that the config has.
         workers: processes that read; with 0 this one reads.
-        options: settings that replace those of the config.
+        options: settings that replace the config's.
 
     Raises:
         LaunchError: if the config lacks a split, a dataset cannot list its files, or the datasets
@@ -191,7 +191,7 @@ def _read_all(source: _Source, workers: int) -> Iterator[Any]:
 def _read(
     item: Item, image: CheckedLoadImage, label: Any, rotates: bool
 ) -> tuple[Item, str] | LabelError | UnreadableFileError:
-    """Read an image and its label map; return the item with what was found and a note, or an error.
+    """Read an image and its label map; return the item with its findings and a note, or an error.
 
     `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
     applies the EXIF rotation to the image.

@@ -5,7 +5,7 @@
     9,soil,#505050
     255,,
 
-A text is what annotations have: a value, a color (#c80a0a) or a name. Texts with an equal class are
+A text is a value of annotations: a number, a color (#c80a0a) or a name. Texts with an equal class are
 one class, and a text without one is ignored. Classes are numbered in the order of the file, so an
 edit renames, merges, ignores and orders them. Further runs follow the file; they add new texts.
 """
@@ -86,7 +86,7 @@ def read_classes(data: Path) -> Classes | None:
     """Return the classes in a project's data, or None for another folder.
 
     Raises:
-        ValueError: if a line is no class, or there are not 2 to 255 classes.
+        ValueError: if a line is not a class, or there are not 2 to 255 classes.
     """
     file = data / CLASSES_FILE
     if not file.is_file():
@@ -159,7 +159,7 @@ def choose_classes(
         return _follow(before, legend, reader, names, ignored, data / CLASSES_FILE, notes)
     ignored += [text for text in reader.ignored if text in labels.values()]
     given = names
-    # Colors have no order of their own: they get the one of a file that names them.
+    # Colors have no order of their own: they get the order of a file that names them.
     if listed and not (names and not any(text.startswith("#") for text in labels.values())):
         order = list(listed)
         named = [same_name(name, of_name) for name in names or ()]

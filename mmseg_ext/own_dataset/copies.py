@@ -151,7 +151,7 @@ def add_notes_on_copies(
 ) -> None:
     """Add a line for each split with copies of training images, and on photos of a fixed camera.
 
-    With `are_kept` copies that no folder divides are in one split, which a line tells.
+    With `are_kept` a line says that copies which no folder divides are in one split.
     """
     leaked: dict[str, dict[Any, tuple[Item, Item]]] = defaultdict(dict)  # by split and image
     together: dict[Any, tuple[Item, Item]] = {}
@@ -188,5 +188,5 @@ def add_notes_on_copies(
             Rank.HINT,
             f"{len(alike)} of {len(items)} images are as alike as photos of a fixed camera, but "
             f"their labels differ, such as {items[i].image} and {items[n].image}; they can be in "
-            "several splits; if the score is to be that of another place, use --group",
+            "several splits; if the score is to be for another place, use --group",
         )

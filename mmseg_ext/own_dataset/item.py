@@ -1,6 +1,6 @@
-"""A photo of a project, from its path to its label map, and what a user should know about it.
+"""A photo of a project, from its path to its label map, and notes for the user.
 
-All steps of `make_project` take the same list of items and fill in what they find out. An item with
+All steps of `make_project` take the same list of items and fill in their findings. An item with
 a `problem` is left out: no later step looks at it. Files are compared by their keys.
 """
 
@@ -56,7 +56,7 @@ class Note:
 
 @dataclass
 class Notes:
-    """What a user should know, the gravest first; equal texts are one note with all places."""
+    """Texts for the user, the gravest first; equal texts are one note with all places."""
 
     _of_text: dict[str, Note] = field(default_factory=dict)
 

@@ -46,8 +46,8 @@ class NewProject(Project):
 
     Attributes:
         config: the path of the config.
-        about: what the config starts from, or that it is kept.
-        trains: whether the config fits the data; if not, `about` says what to do.
+        about: the weights that the config starts from, or that it is kept.
+        trains: whether the config fits the data; if not, `about` has the next step.
     """
 
     config: Path
@@ -87,7 +87,7 @@ def new_project(
 
     Args:
         images: folder, or a pattern such as `photos/*_rgb.png`; folders are searched completely.
-        masks, coco, labelme, yolo, geojson: the annotations; give one of them. Masks of one class
+        masks, coco, labelme, yolo, geojson: the annotations; give exactly one. Masks of one class
             each are a folder or a pattern for the name of each class.
         objects: masks have a number per object, or each polygon is an object.
         binary: masks are black and white, perhaps with smooth edges.

@@ -45,7 +45,7 @@ _MISSING = "no annotation; if it shows only background, use --background-without
 
 
 def list_items(folder: Path, reader: Reader, data: Path) -> list[Item]:
-    """Return the photos in a folder, or of a pattern; `data` is that of the project.
+    """Return the photos in a folder, or of a pattern; `data` is the project's.
 
     Photos, files that an earlier run wrote, and masks of the kind that VOC's other folder has are
     dropped from the annotations of the reader.
@@ -128,7 +128,7 @@ def pair(items: Sequence[Item], reader: Reader) -> list[str]:
 
     Raises:
         ValueError: if there is no pair, if several masks of one class each fit an item, or if an
-            annotation without an image is perhaps that of an item that would become background.
+            annotation without an image perhaps belongs to an item that would become background.
     """
     annotations = reader.annotations
     if reader.can_have_classes and not reader.objects and len(annotations) > len(items):
@@ -156,7 +156,7 @@ def pair(items: Sequence[Item], reader: Reader) -> list[str]:
         other = first.setdefault(Key(item.split or "train", item.name), item.image)
         if other != item.image:
             item.problem = f"{item.image}: {other} has the same name"
-    # Objects without an image are perhaps those of a photo that would become background.
+    # Objects without an image perhaps belong to a photo that would become background.
     without_image = [annotations[number] for number in unused]
     missing = [item for item in usable(items) if item.annotation and item.annotation.is_missing]
     for annotation in without_image if missing else ():
@@ -181,7 +181,7 @@ def _find_annotations(
 ) -> tuple[list[list[Annotation]], list[int]]:
     """Return the annotations of each item, and the indices of those that fit none for certain.
 
-    Several are certain if they show its objects, because they are alone with it in a folder, or
+    Several are certain if they show its objects, because only they are with it in a folder, or
     parts of a class, because their names differ only in the second * of a pattern.
     """
     keys = [item.key for item in items]
@@ -286,7 +286,7 @@ def fit(images: Sequence[Key], annotations: Sequence[Key], exact: bool = False) 
     found: list[int | None] = [None] * len(annotations)
 
     def add(own: Sequence[str], others: Sequence[str]) -> None:
-        """Find the image that alone has the text of an annotation, and has no annotation yet."""
+        """Find the only image that has the text of an annotation, and has no annotation yet."""
         count, taken = Counter(own), set(found)
         index = {text: i for i, text in enumerate(own) if count[text] == 1 and i not in taken}
         for number, text in enumerate(others):
@@ -373,9 +373,9 @@ def _require_one_mask_each(items: Sequence[Item], annotations: Sequence[Annotati
 def _divide(
     path: Path, key: Key, index: Mapping[str, int | None]
 ) -> tuple[int, str, str, str] | None:
-    """Return the image whose words a mask has, and what else the mask's path has.
+    """Return the image whose words a mask has, and the rest of the mask's path.
 
-    That is a folder or "", and what is before and after the image's words in the name. The image
+    The rest is a folder or "", and the text before and after the image's words in the name. The image
     with most words counts. The mask's name can begin or end with it, and have none if the image is
     in the mask's folder.
     """

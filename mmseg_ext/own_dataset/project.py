@@ -84,7 +84,7 @@ def make_project(
     """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `names` are those of the classes, and `ignored` has values, colors (#rrggbb) or names.
+    splits. `names` are the names of the classes, and `ignored` has values, colors (#rrggbb) or names.
     The rule is for images whose split is in no folder.
 
     Raises:
@@ -145,7 +145,7 @@ def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes)
         raise ValueError(f"{among}{items[0].problem}")
     items = usable(items)
     _find_turned(items, notes)
-    # Photos with as few colors as masks are masks, such as those of one class.
+    # Photos with as few colors as masks are masks, for example of one class.
     like_masks = [item for item in items if item.colors <= len(item.map.values)]
     if 2 * len(like_masks) > len(items):
         notes.add(
@@ -239,7 +239,7 @@ def _find_classes(
     about_maps: Notes,
     notes: Notes,
 ) -> Classes:
-    """Return the classes of the values that items have, and set those of each item.
+    """Return the classes of the values that items have, and set each item's.
 
     An item of only ignored pixels gets a problem.
     """
@@ -362,7 +362,7 @@ def _label_map(item: Item) -> np.ndarray:
 def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes) -> None:
     """Add a note if classes have exchanged their pixels since the last run.
 
-    Such an edit of `classes.csv` changes no name, so nothing else tells that a trained checkpoint
+    Such an edit of `classes.csv` changes no name, so nothing else shows that a trained checkpoint
     means other classes. Up to twenty label maps are compared before they are replaced.
     """
     moved = np.zeros((IGNORED + 1, IGNORED + 1), int)  # pixels of each former and present class

@@ -1,4 +1,4 @@
-"""Choose training, validation and test set, or one of several folds.
+"""Choose training, validation and test set, or the sets of a fold.
 
 Images that stay together, such as copies of a photo, are a unit. Units are ordered by the hashes of
 their names, so more images change no earlier choice. Units with a label that a split
@@ -35,7 +35,7 @@ _YEAR = re.compile(r"(19|20)\d\d")
 _ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
 _LABEL_STUDIO = re.compile(r"(?<![^/])(?=\d*[a-f])[0-9a-f]{8}-")  # 0a1b2c3d-
 # Of frames that follow one another, half are more alike than all but 5 % of frames far from each
-# other. Of fewer than ten neighbors most are, or they are as alike as those of a fixed camera.
+# other. Of fewer than ten neighbors most are, or as alike as frames of a fixed camera.
 _FEW_NEIGHBORS, _LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR, _FIXED = 10, 3, 0.5, 95, 0.98
 
 
@@ -199,11 +199,11 @@ def _note_on_names(
     for groups, separator in ((by_stem, ""), (by_folder, "/")):
         several = {}
         for key, own in groups.items():
-            # Else numbers begin anew in each split, or all are copies.
+            # Else numbers begin again in each split, or all are copies.
             if len({names[i] for i in own}) == len(own) and len(set(copies[own])) > 1:
                 several[key] = own
         if not _are_alike(items, list(several.values())):
-            # Without a look at the photos only the name tells that it is one thing.
+            # Without a look at the photos only the name shows that it is one thing.
             several = {key: own for key, own in several.items() if _is_thing(key, own, names)}
         found = [key for key, own in several.items() if divided(own)]
         if len(several) < 2 or not found:
@@ -523,7 +523,7 @@ def apply_lists(
 ) -> None:
     """Set the splits of listed items; others get a problem if there is a list for train.
 
-    The lists are those of VOC's layout around `folder`, if none are given. Items in no list of
+    The lists are VOC's around `folder`, if none are given. Items in no list of
     several are perhaps a test set. Splits of `earlier` runs stay.
 
     Raises:

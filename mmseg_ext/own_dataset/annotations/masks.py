@@ -250,7 +250,7 @@ def _whole_numbers(pixels: Photo) -> np.ndarray:
         numbers = values.astype(np.int64)
     if (numbers != values).any() or numbers.min() < 0 or numbers.max() > 0xFFFF:
         found = f"{values.dtype} values from {values.min()} to {values.max()}"
-        raise ValueError(f"{found}; save whole numbers of 0 to 65535")
+        raise ValueError(f"{found}; save integers from 0 to 65535")
     return numbers.astype(np.uint16)
 
 
@@ -270,8 +270,8 @@ def at_image_size(found: IndexMap, sizes: Sequence[tuple[int, int]]) -> IndexMap
     """Return an index map at one of the sizes (height, width) that its image may have.
 
     A mask in the proportions of the image is resized with nearest neighbor: some factor makes both
-    sides of the image, rounded up or down, those of the mask. A single side that differs is a part
-    that was cut off.
+    sides of the image, rounded up or down, equal to the mask's. A single side that differs is a
+    part that was cut off.
 
     Raises:
         ValueError: if the proportions differ.
@@ -313,7 +313,7 @@ def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) ->
 
 
 def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> str:
-    """Return a hint if values are mostly between others at borders, or alone, as noise of JPEG."""
+    """Return a hint if values are mostly between others at borders, or single pixels, as in JPEG."""
     labels, texts = legend.labels, legend.texts
     if len(labels) < _BLENDS + 2:
         return ""

@@ -225,7 +225,9 @@ def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
         try:
             png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
         except (ValueError, UnidentifiedImageError):  # their texts do not name the shape
-            raise ValueError(f"the mask of a {patch['label']} is no image; draw it again") from None
+            raise ValueError(
+                f"the mask of a {patch['label']} is not an image; draw it again"
+            ) from None
     with png:
         left, top = map(round, patch["points"][0])
         canvas.paste(png.convert("L"), (left, top))

@@ -47,7 +47,7 @@ class Annotation(NamedTuple):
 def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
     """Raise any error as `LabelError` with the file's path; any bytes can be in the file.
 
-    If the file is of another format than that of `flag`, the error also says what to do with it.
+    If `flag` is for another format, the error also has the next step for the file's own.
     """
     try:
         yield
@@ -67,7 +67,7 @@ def reading(path: Path, flag: str = "", image_name: str = "") -> Iterator[None]:
 
 
 def require_size(size: tuple[int, ...], sizes: Sequence[tuple[int, ...]]) -> None:
-    """Raise ValueError if the size of an annotation (height, width) is not one of `sizes`."""
+    """Raise ValueError if the size of an annotation (height, width) is not in `sizes`."""
     if size in sizes:
         return
     (height, width), (image_height, image_width) = size, sizes[0]
@@ -135,7 +135,7 @@ class Legend:
     hint: str = ""  # what the values could be instead
     problem: str = ""  # why the values are no classes, unless the user names them
     notes: Sequence[str] = ()  # what a user should know
-    # The names that a file gives to texts, in its order; also to texts that no annotation has.
+    # The names of texts in a file, in its order; also to texts that no annotation has.
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -177,7 +177,7 @@ class Reader:
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.
 
-        With `objects` each one has an index of its own; see `draw_objects`.
+        With `objects` each one has its own index; see `draw_objects`.
 
         Raises:
             LabelError: if the annotation cannot be read or has another size.
@@ -185,7 +185,7 @@ class Reader:
         raise NotImplementedError
 
     def has_objects(self, annotation: Annotation) -> bool:
-        """Return whether an annotation marks anything, as far as it is known without its image."""
+        """Return whether an annotation marks anything, or True if only its image shows that."""
         return True
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:

@@ -72,7 +72,7 @@ class Yolo(ShapeFiles):
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return a file with names, `data.yaml` or `classes.txt`, and its content.
 
-    It is in the folder or at most two above; one of YAML counts before a list.
+    It is in the folder or at most two above; a YAML file counts before a list.
     """
     places = (folder, *folder.absolute().parents[:2])
     for place in places:
