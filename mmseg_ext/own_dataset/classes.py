@@ -5,9 +5,9 @@
     9,soil,#505050
     255,,
 
-A text is a value of annotations: a number, a color (#c80a0a) or a name. Texts with an equal class are
-one class, and a text without one is ignored. Classes are numbered in the order of the file, so an
-edit renames, merges, ignores and orders them. Further runs follow the file; they add new texts.
+A text is a value of annotations: a number, a color (#c80a0a) or a name. Texts with an equal class
+are one class, and a text without one is ignored. Classes are numbered in the order of the file, so
+an edit renames, merges, ignores and orders them. Further runs follow the file; they add new texts.
 """
 
 import csv

@@ -375,9 +375,9 @@ def _divide(
 ) -> tuple[int, str, str, str] | None:
     """Return the image whose words a mask has, and the rest of the mask's path.
 
-    The rest is a folder or "", and the text before and after the image's words in the name. The image
-    with most words counts. The mask's name can begin or end with it, and have none if the image is
-    in the mask's folder.
+    The rest is a folder or "", and the text before and after the image's words in the name. The
+    image with most words counts. The mask's name can begin or end with it, and have none if the
+    image is in the mask's folder.
     """
     name, folders = path.stem, PurePath(key.name).parts[:-1]
     words = list(_WORD.finditer(name))

@@ -84,8 +84,8 @@ def make_project(
     """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `names` are the names of the classes, and `ignored` has values, colors (#rrggbb) or names.
-    The rule is for images whose split is in no folder.
+    splits. `names` are the names of the classes, and `ignored` has values, colors (#rrggbb) or
+    names. The rule is for images whose split is in no folder.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
@@ -377,7 +377,7 @@ def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes
                 moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
     gone = np.flatnonzero(moved.any(1) & (moved.diagonal() == 0)).tolist()
     if gone and set(gone) == set(moved[gone].argmax(1).tolist()) and IGNORED not in gone:
-        changed = join_names([names[i] for i in gone])
+        changed = join_names([str(names[i]) for i in gone])
         text = f"{changed} have exchanged their pixels since the last run; a checkpoint that was"
         notes.add(Rank.SCORE, f"{text} trained before means other classes, so train again")
 

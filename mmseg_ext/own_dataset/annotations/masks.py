@@ -313,7 +313,7 @@ def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) ->
 
 
 def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> str:
-    """Return a hint if values are mostly between others at borders, or single pixels, as in JPEG."""
+    """Return a hint if values are mostly between others at borders, or single pixels of noise."""
     labels, texts = legend.labels, legend.texts
     if len(labels) < _BLENDS + 2:
         return ""
