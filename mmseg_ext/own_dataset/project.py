@@ -371,7 +371,7 @@ def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes
         path, label = item.sample["seg_map_path"], _label_map(item)
         with contextlib.suppress(UnreadableFileError):  # it is replaced in any case
             former = read(read_bytes(path), path).values[..., 0]
-            if former.shape == label.shape:
+            if former.shape == label.shape and former.dtype == label.dtype:
                 step = 1 + max(label.shape) // 500
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]
                 moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
