@@ -102,7 +102,8 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     """Return the files below `folder` with these suffixes, and their keys.
 
     `folder` may end in a pattern, as in `masks/*_label.png` or `data/*/*_label.png`. Then files in
-    deeper folders count, too, and the part that fits the first * of the last name is the name.
+    deeper folders count, too, and the part that fits the first * of the last name is the name. If
+    the pattern fits only folders, as in `data/*/masks`, these are the files in them.
 
     Raises:
         ValueError: if there is no such folder, or it has files of another format instead.
@@ -117,12 +118,17 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     start, _, end = PurePath(pattern).name.partition("*")
     shared = "(.+?)" if "*" in end else "(.+)"
     name_part = re.compile(re.escape(start) + shared + ".*".join(map(re.escape, end.split("*"))))
+    paths = [path for path in files_below(folder) if path.suffix.lower() in suffixes]
     keys = {}
-    for path in files_below(folder):
+    for path in paths:
         relative = path.relative_to(folder)
-        if path.suffix.lower() in suffixes and relative.match(pattern):
+        if relative.match(pattern):
             found = name_part.fullmatch(path.name)
             keys[path] = key_of(relative.with_name(found[1] if found else path.name))
+    for path in paths if not keys else ():  # the pattern can be of folders
+        relative = path.relative_to(folder)
+        if any(parent.match(pattern) for parent in relative.parents):
+            keys[path] = key_of(relative)
     if not keys and pattern == "*":
         require_no_other(folder, suffixes)
     return keys
