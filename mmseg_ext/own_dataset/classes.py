@@ -101,6 +101,8 @@ def read_classes(data: Path) -> Classes | None:
         cells = [cell.strip() for cell in cells]
         if not any(cells) or cells == _TITLES:
             continue
+        if cells[0].startswith("# ") and not any(map(_COLOR.fullmatch, cells)):  # the user's note
+            cells = [", ".join(filter(None, cells))]
         text, name, color, *more = [*cells, "", ""] if len(cells) < 3 else cells
         if any(more) or (color and not _COLOR.fullmatch(color)):
             raise ValueError(

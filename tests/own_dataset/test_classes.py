@@ -87,6 +87,7 @@ EDITS = {  # of soil, crop and weed: the lines, the classes, and the classes of 
     ),
     "tabs": ("text\tclass\tcolor\n7\ta, b\t\n9\tc\t\n11\tc\t", ["a, b", "c"], [0, 1, 1]),
     "semicolons without a title": ("7;a;\r\n9;c;#010203\r\n11;c;", ["a", "c"], [0, 1, 1]),
+    "a note": ("# 9, a kind of soil\n7,a\n9,c\n11,c\n# or b, too, later", ["a", "c"], [0, 1, 1]),
     "quotes": ('7,"a, b",\n9,c\n\n11,d', ["a, b", "c", "d"], [0, 1, 2]),
 }
 
