@@ -250,7 +250,7 @@ def _whole_numbers(pixels: Photo) -> np.ndarray:
         numbers = values.astype(np.int64)
     if (numbers != values).any() or numbers.min() < 0 or numbers.max() > 0xFFFF:
         found = f"{values.dtype} values from {values.min()} to {values.max()}"
-        raise ValueError(f"{found}; save integers from 0 to 65535")
+        raise ValueError(f"{found}; save whole numbers of 0 to 65535")
     return numbers.astype(np.uint16)
 
 
