@@ -191,6 +191,9 @@ def _read_item(item: Item, reader: Reader, file: Path) -> Sequence[str]:
     else:
         found = reader.read(item.annotation, sizes)
     if reader.objects:
+        if len(found.values) > 0xFFFF:
+            text = f"{len(found.values)} values; objects have up to 65535 numbers or colors"
+            raise LabelError(f"{item.annotation.path}: {text}; save one for each object")
         found = draw_objects(found, reader.ignored)
     if not item.annotation.is_missing:
         item.small_label = small_label(found.indices)
