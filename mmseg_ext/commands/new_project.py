@@ -37,7 +37,8 @@ scenes; non-commercial use only, which then also holds for your model).
     kinds.add_argument("--yolo", type=Path, metavar="DIR", help=".txt with polygons, data.yaml")
     kinds.add_argument("--geojson", type=Path, metavar="DIR", help="polygons, as QuPath exports")
     values = parser.add_mutually_exclusive_group()
-    values.add_argument("--objects", action="store_true", help="masks have a number per object")
+    objects = "masks have a number per object, or each polygon is one"
+    values.add_argument("--objects", action="store_true", help=objects)
     binary = "masks are black and white, perhaps with smooth edges or as JPEG"
     values.add_argument("--binary", action="store_true", help=binary)
     missing = "photos without a file of annotations show only background"

@@ -19,13 +19,11 @@ from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.classes import IGNORED
-from mmseg_ext.own_dataset.item import Item, Notes, Rank
+from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly
 from mmseg_ext.own_dataset.project import Project
-from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
 from mmseg_ext.own_dataset.summary import Split
 
@@ -72,7 +70,7 @@ def write_config(
     parts["test_loader"] = _TEST_LOADER if splits[-1].name == "test" else ""
     parts["evaluator"] = iou = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
     counted = classes.numbers.get(OBJECT, IGNORED)
-    if set(classes.numbers) == set(OBJECT_VALUES) and counted != IGNORED:
+    if classes.numbers.keys() >= {*OBJECT_VALUES} and counted != IGNORED:
         objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
         parts["evaluator"] = f"[\n    {iou}, {objects}]"
 

@@ -15,7 +15,7 @@ from mmseg_ext.images.files import image_files
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks, ObjectMasks
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.channels import measure_images
@@ -46,8 +46,8 @@ class NewProject(Project):
 
     Attributes:
         config: the path of the config.
-        about: what the config starts from, or that it is kept.
-        trains: whether the config fits the data; if not, `about` says what to do.
+        about: the weights that the config starts from, or that it is kept.
+        trains: whether the config fits the data; if not, `about` has the next step.
     """
 
     config: Path
@@ -87,9 +87,9 @@ def new_project(
 
     Args:
         images: folder, or a pattern such as `photos/*_rgb.png`; folders are searched completely.
-        masks, coco, labelme, yolo, geojson: the annotations; give one of them. Masks of one class
+        masks, coco, labelme, yolo, geojson: the annotations; give exactly one. Masks of one class
             each are a folder or a pattern for the name of each class.
-        objects: masks have a number per object.
+        objects: masks have a number per object, or each polygon is an object.
         binary: masks are black and white, perhaps with smooth edges.
         background_without_annotation: photos without annotation show only background.
         classes: names in the order of the values; further runs follow `data/classes.csv`.
@@ -176,25 +176,20 @@ def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -
         raise ValueError(f"new_project: give one of {', '.join(sources)}, not {len(given)}")
     (name,) = given
     source = sources[name]
-    for flag, is_set in (("objects", objects), ("binary", binary)):
-        if is_set and name != "masks":
-            todo = "give --masks DIR"
-            if objects:
-                todo += f", or run without it: --{name} draws all objects of a name as one class, "
-                todo += "and data/classes.csv can give yolk1, yolk2, ... one class"
-            raise ValueError(f"--{flag}: reads masks; {todo}")
+    if binary and name != "masks":
+        raise ValueError("--binary: reads masks; give --masks DIR")
     if objects and binary:
         raise ValueError("--objects, --binary: masks either number objects or are black and white")
     if name == "coco":
-        return Coco.find([Path(file) for file in source])
-    if isinstance(source, Mapping):
+        reader = Coco.find([Path(file) for file in source])
+    elif isinstance(source, Mapping):
         if objects:
             first = next(iter(source.values()))
             raise ValueError(f"--objects: has no classes; write --masks {first}")
         reader = ClassMasks.find({text: Path(path) for text, path in source.items()})
     else:
-        kind = ObjectMasks if objects else _READERS[name]
-        reader = kind.find(Path(source))
+        reader = _READERS[name].find(Path(source))
     if isinstance(reader, Masks | ClassMasks):
         reader.binary = binary
+    reader.objects = objects
     return reader

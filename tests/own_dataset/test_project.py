@@ -42,8 +42,7 @@ from mmseg_ext.errors import CheckpointError
 from mmseg_ext.own_dataset import config_file
 from mmseg_ext.own_dataset.classes import Classes, Row, read_classes
 from mmseg_ext.own_dataset.config_file import write_config
-from mmseg_ext.own_dataset.item import Item, Notes
-from mmseg_ext.own_dataset.matching import Key
+from mmseg_ext.own_dataset.item import Item, Key, Notes
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.starting_weights import efficientnet
 from mmseg_ext.own_dataset.summary import Split
@@ -471,6 +470,31 @@ def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     assert lines_with(out, config, "ground", "soil", "delete") and "Next" not in out
 
 
+def test_classes_that_exchange_their_texts_are_a_note(tmp_path, capsys):
+    """No name shows it; an edit of names, or one that merges classes, is no exchange."""
+    write_sources(tmp_path, 6)
+    edits = [
+        (("7,ground", "17,small", "27,wide"), []),
+        (("7,ground", "27,small", "17,wide"), ["small", "wide"]),
+        (("7,ground", "27,small", "17,wide"), []),
+        (("7,soil", "27,small", "17,wide"), []),
+        (("7,soil", "27,wide", "17,wide"), []),
+    ]
+    assert run(tmp_path, "--classes", *NAMES) == 0
+    for lines, exchanged in edits:
+        edit_classes(tmp_path, *lines)
+        capsys.readouterr()
+        assert run(tmp_path) == 0
+        notes = lines_with(capsys.readouterr().out, "exchanged")
+        assert len(notes) == bool(exchanged)
+        for note in notes:
+            check_message(note, *exchanged, todo="train again")
+    for path in (tmp_path / "project/data/annotations").glob("*/*.png"):
+        path.write_bytes(b"damaged")
+    edit_classes(tmp_path, "7,soil", "27,wide", "17,small")
+    assert run(tmp_path) == 0  # they are written again
+
+
 @pytest.mark.parametrize(
     ("trained", "own", "problem"),
     [
@@ -647,9 +671,6 @@ def test_masks_of_objects(kind, tmp_path, capsys):
         assert run(tmp_path, *flags, "--classes", *names) == 0
     config = Config.fromfile(tmp_path / "project/config.py")
     assert config.val_evaluator["type"] == scores[0]["type"]
-    capsys.readouterr()
-    assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
-    assert "--objects: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["values", "classes", "objects"])
@@ -1316,6 +1337,29 @@ def test_frames_of_one_video_bring_a_note(step, tmp_path, capsys):
         int(name.rpartition("_")[2]) // step for name in label_maps(tmp_path) if name[0] == "v"
     )
     assert len(val) == 10 and val == [*range(val[0], val[0] + 10)] and val[0] % 10 == 0
+
+
+@pytest.mark.parametrize("kind", ["moving", "fixed camera", "photos"])
+@pytest.mark.parametrize("count", [5, 8])
+def test_few_frames_of_one_video_bring_a_note(count, kind, tmp_path, capsys):
+    noise = np.random.RandomState(1)
+    photo = first = random_image(noise, SIZE)
+    for i in range(count):
+        other = random_image(noise, SIZE)
+        frames = dict(moving=0.8 * photo + 0.2 * other, photos=other)
+        photo = frames.get(kind, 0.95 * first + 0.05 * other).astype(np.uint8)
+        save(tmp_path / f"images/frame_{i:04d}.png", photo)
+        save(tmp_path / f"masks/frame_{i:04d}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "video")
+    assert len(notes) == (kind != "photos")
+    for note in notes:
+        flag = re.search(r"--group \d+", note)[0]
+        shutil.rmtree(tmp_path / "project")
+        assert run(tmp_path, *flag.split()) == 0
+        assert not lines_with(capsys.readouterr().out, "video")
+        val = [int(name[-4:]) for name in label_maps(tmp_path) if name[0] == "v"]
+        assert len({number // int(flag.split()[1]) for number in val}) == 1
 
 
 def test_photos_of_a_fixed_camera_are_no_copies(tmp_path, capsys):
