@@ -31,6 +31,7 @@ from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_pictur
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.page import template
 from mmseg_ext.reports.run_data import read_curves
+from mmseg_ext.reports.scores import group_runs
 
 RESAMPLES = 2000
 _LEAST_SEEDS = 3  # for a deviation
@@ -152,18 +153,17 @@ def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
 
 def best_runs(plan: Plan, data: str, model: str) -> list[Run]:
     """Return a model's runs with the rate whose last validations have the best mean mIoU."""
-    by_rate: dict[float, list[Run]] = {}
-    for run in plan.runs:
-        if (run.data, run.model) == (data, model):
-            by_rate.setdefault(run.rate, []).append(run)
+    own = [run for run in plan.runs if (run.data, run.model) == (data, model)]
+    groups = group_runs(own)  # one for each rate
+    if len(groups) == 1:  # the config may have no validations
+        return own
 
-    def validated(rate: float) -> float:
-        curves = [read_curves(run.folder, []).get("mIoU", {}) for run in by_rate[rate]]
+    def validated(runs: list[Run]) -> float:
+        curves = [read_curves(run.folder, []).get("mIoU", {}) for run in runs]
         last = [list(curve.values())[-1] for curve in curves if curve]
         return float(np.mean(last)) if last else -1.0
 
-    best = max(by_rate, key=validated) if len(by_rate) > 1 else next(iter(by_rate))
-    return by_rate[best]
+    return max(groups, key=validated)
 
 
 Tested = dict[int, tuple[Run, Images]]  # by seed
@@ -230,8 +230,13 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
         "notes": notes,
         "seeds": [*dict.fromkeys(run.seed for run in plan.runs)],
     }
+    curves = {}
+    for data in plan.data:  # of each model's first run
+        runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
+        of_runs = {model: read_curves(run.folder, []) for model, run in runs.items()}
+        curves[data] = Markup(curves_svg(of_runs))
     of_page = {
-        "curves": {data: Markup(curves_svg(_curves(plan, data))) for data in plan.data},
+        "curves": curves,
         "worst": {data: worst_images(plan, data) for data in plan.data},
         "colors": COLORS,
         "versions": versions,
@@ -309,12 +314,6 @@ def versions_of(plan: Plan) -> list[dict[str, Any]]:
             if one not in found:
                 found.append(one)
     return found
-
-
-def _curves(plan: Plan, data: str) -> dict[str, dict]:
-    """Return the curves of each model's first run."""
-    runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
-    return {model: read_curves(run.folder, []) for model, run in runs.items()}
 
 
 def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 
 from mmseg_ext.cost.model_cost import count_model
-from mmseg_ext.durable.levers import apply_levers
+from mmseg_ext.durable.levers import compile_loss, prepare_training, use_fused_steps
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.errors import LaunchError, format_error
@@ -146,8 +146,9 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
     model: Any = runner.model
     with explained(runner.cfg, model):
         model.init_weights()
-    for stage in ("loaded", "train"):
-        apply_levers(stage, runner)
+    use_fused_steps(runner)
+    compile_loss(runner)
+    prepare_training(runner)
     model.train()
     batches = iter(runner.train_dataloader)
     parameters = sum(parameter.numel() for parameter in model.parameters())

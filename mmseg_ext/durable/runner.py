@@ -34,21 +34,31 @@ from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
-from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.levers import LeverHook, apply_levers
-from mmseg_ext.durable.replaced_settings import (
+from mmseg_ext.durable.levers import LeverHook, compile_loss, use_fused_steps
+from mmseg_ext.durable.optimizer_groups import merge_groups, single_wrappers
+from mmseg_ext.durable.optimizer_state import (
     changed_settings,
+    fit_optimizer_state,
     remaining_rates,
     stored_settings,
 )
-from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
-from mmseg_ext.durable.runner_hooks import (
+from mmseg_ext.durable.randomness import (
+    PositionedSampler,
+    batch_size,
+    continue_samples,
+    isolate_loader,
+    positioned_sampler,
+    samples_meta,
+    with_sample_seeds,
+)
+from mmseg_ext.durable.run_state import (
     PlainCheckpointHook,
+    ProcessStateHook,
     RepeatValidationHook,
     ShortHistoryHook,
 )
-from mmseg_ext.durable.sample_position import batch_size, continue_samples, samples_meta
+from mmseg_ext.durable.without_waiting import defer_losses, pin_samples
 from mmseg_ext.durable.work_dir import (
     LAST,
     checkpoint_folder,
@@ -105,24 +115,25 @@ class DurableRunner(Runner):
         for name, hook in (hooks or {}).items():
             given[name] = Hook() if hook is None else hook  # `Hook` does nothing
         super().register_default_hooks(given)
-        apply_levers("hooks", self)
+        defer_losses(self)
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:
         if isinstance(dataloader, DataLoader):
             return dataloader
-        settings = randomness.with_sample_seeds(copy.deepcopy(dataloader))
+        settings = with_sample_seeds(copy.deepcopy(dataloader))
         loader = Runner.build_dataloader(settings, *args, **kwargs)
-        sampler = randomness.positioned_sampler(loader)
-        if isinstance(sampler, randomness.PositionedSampler):
+        sampler = positioned_sampler(loader)
+        if isinstance(sampler, PositionedSampler):
             sampler.batch_samples = len(loader) * batch_size(loader)
-        randomness.isolate_loader(loader)
-        apply_levers("loader", loader)
-        return loader
+        return pin_samples(isolate_loader(loader))
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
-        apply_levers("optimizer", wrapper)
+        for one in single_wrappers(
+            wrapper
+        ):  # before schedules are built, which replace `step`, too
+            merge_groups(one.optimizer)
         return wrapper
 
     def dump_config(self) -> None:
@@ -156,8 +167,9 @@ class DurableRunner(Runner):
             stack.enter_context(lock_work_dir(str(folder)))
 
     def _maybe_compile(self, target: str) -> None:
-        """Do nothing for a model whose `loss` the lever `compile` has compiled."""
-        if not hasattr(unwrap_model(self.model), "loss"):
+        if hasattr(unwrap_model(self.model), "loss"):
+            compile_loss(self)
+        else:
             super()._maybe_compile(target)
 
     def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
@@ -175,7 +187,7 @@ class DurableRunner(Runner):
         self._find_checkpoint()
         super().load_or_resume()
         if isinstance(self.optim_wrapper, OptimWrapper):  # a training, not settings in a test
-            apply_levers("loaded", self)
+            use_fused_steps(self)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         if self.optim_wrapper:  # settings in `val` and `test`

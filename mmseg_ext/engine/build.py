@@ -27,7 +27,7 @@ from torch import nn
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
-from mmseg_ext.durable.levers import LeverHook, apply_levers
+from mmseg_ext.durable.levers import LeverHook, prepare_for_gpu
 from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
@@ -186,7 +186,7 @@ def build_segmentor(cfg: Config) -> Any:
 
 def _build(cfg: Config, *loops: str) -> Runner:
     """Build the Runner with these loops and their datasets."""
-    apply_levers("config", cfg)
+    prepare_for_gpu(cfg)
     process_state = OwnProcessStateHook(cfg)
     with safely(cfg):
         if "runner_type" in cfg:

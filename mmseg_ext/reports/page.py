@@ -16,9 +16,14 @@ from markupsafe import Markup
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.reports.curves import COLORS, curves_svg
-from mmseg_ext.reports.groups import group_runs
 from mmseg_ext.reports.run_data import Results, Run, read_run
-from mmseg_ext.reports.scores import COLUMNS, Table, mean_and_deviation, score_table
+from mmseg_ext.reports.scores import (
+    COLUMNS,
+    Table,
+    group_runs,
+    mean_and_deviation,
+    score_table,
+)
 
 _MATRIX_CLASSES = 30  # a wider table cannot be read
 _PAIRS = 10  # of classes that are confused most

@@ -1,11 +1,12 @@
-"""Scores of classes and objects, as the tables of the page, of CSV and of LaTeX."""
+"""Scores of classes and objects as tables, and the runs whose mean and deviation they have."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+T = TypeVar("T")  # a run
 COLUMNS = ("pixels", "IoU", "Dice", "precision", "recall", "count error")
 
 
@@ -62,6 +63,14 @@ def score_table(results: Any) -> Table:
         rows.append("objects")
         lines.append(np.array([np.nan, np.nan, *counted]))
     return Table(rows, np.vstack(lines))
+
+
+def group_runs(runs: Iterable[T]) -> list[list[T]]:
+    """Return runs in groups that repeat one `experiment`, in their order."""
+    groups: dict[Any, list[T]] = {}
+    for run in runs:
+        groups.setdefault(cast(Any, run).experiment, []).append(run)
+    return list(groups.values())
 
 
 def mean_and_deviation(tables: Sequence[Table]) -> tuple[Table, Table] | None:
