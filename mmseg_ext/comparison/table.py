@@ -11,7 +11,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from mmseg_ext.comparison.plan import Plan, Run
 from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.evaluation.boundary_metric import boundary_f1
 from mmseg_ext.evaluation.checked_iou_metric import Images, read_images
+from mmseg_ext.evaluation.object_metric import object_f1
 from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_picture
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.page import template
 from mmseg_ext.reports.run_data import read_curves
-from mmseg_ext.reports.scores import group_runs
+from mmseg_ext.reports.scores import area_scores, group_runs, mean_of_known
 
 RESAMPLES = 2000
 _LEAST_SEEDS = 3  # for a deviation
@@ -39,42 +39,19 @@ _WORST, _SIDE = 4, 240  # images of a data set that the page shows, and pixels o
 Score = Callable[[np.ndarray], np.ndarray]
 
 
-def area_scores(areas: np.ndarray, dice: bool = False) -> np.ndarray:
-    """Return the IoU or Dice of classes (..., C) in percent from areas (..., C, 3).
-
-    The areas are pixels that are hit, true and predicted. A class without pixels is NaN.
-    """
-    hit, true, predicted = np.moveaxis(np.asarray(areas, float), -1, 0)
-    pixels = (true + predicted) / 2 if dice else true + predicted - hit
-    nothing = np.full(pixels.shape, np.nan)
-    return 100 * np.divide(hit, pixels, out=nothing, where=pixels > 0)
-
-
-def object_f1(counts: np.ndarray) -> np.ndarray:
-    """Return the F1 of objects (...) in percent from counts (..., 3): matched, predicted, true."""
-    matched, predicted, true = np.moveaxis(np.asarray(counts, float), -1, 0)
-    nothing = np.full(matched.shape, np.nan)
-    return 200 * np.divide(matched, predicted + true, out=nothing, where=predicted + true > 0)
-
-
 def score_of(metric: str, classes: Sequence[str]) -> Score:
-    """Return the score (...) of counts (..., *count): of classes, of one class, or of objects."""
+    """Return the score (...) in percent of counts (..., *count), such as areas (..., C, 3)."""
     kind, _, wanted = metric.partition(".")
     if kind == "objects":
         return object_f1
-    of_classes: Score = partial(area_scores, dice="Dice" in kind)
+    name = "Dice" if "Dice" in kind else "IoU"
+    of_classes: Score = lambda areas: 100 * area_scores(areas)[name]  # noqa: E731
     if kind == "boundary":
         of_classes = boundary_f1
     if wanted:
         index = list(classes).index(wanted)
         return lambda counts: of_classes(counts)[..., index]
-
-    def mean_of_known(counts: np.ndarray) -> np.ndarray:
-        scores = of_classes(counts)
-        known = ~np.isnan(scores)
-        return np.where(known, scores, 0).sum(-1) / np.maximum(known.sum(-1), 1)
-
-    return mean_of_known
+    return lambda counts: mean_of_known(of_classes(counts))
 
 
 def paired_interval(

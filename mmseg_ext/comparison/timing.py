@@ -20,7 +20,7 @@ from mmengine.logging import MMLogger
 
 from mmseg_ext.cost.model_cost import count_model
 from mmseg_ext.durable.levers import compile_loss, prepare_training, use_fused_steps
-from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.engine.build import build_train_runner, safely
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.errors import LaunchError, format_error
 
@@ -144,7 +144,7 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
     wrapper: Any = runner.optim_wrapper  # settings until a training starts
     runner.optim_wrapper = wrapper = runner.build_optim_wrapper(wrapper)
     model: Any = runner.model
-    with explained(runner.cfg, model):
+    with safely(runner.cfg, model):
         model.init_weights()
     use_fused_steps(runner)
     compile_loss(runner)

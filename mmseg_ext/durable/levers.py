@@ -205,8 +205,10 @@ def _read_layout(runner: Any) -> str | bool:
     return False
 
 
-def _on_gpu(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda runner: value(runner) if torch.cuda.is_available() else None
+def _read_deferred(runner: Any) -> bool | None:
+    if not torch.cuda.is_available():
+        return None
+    return any(type(hook) is WaitingInfoHook for hook in runner.hooks)
 
 
 LEVERS = (
@@ -220,13 +222,13 @@ LEVERS = (
         "cudnn_benchmark",
         "env_cfg.cudnn_benchmark=True tries four kernels of each convolution",
         "durable.levers.prepare_for_gpu",
-        _on_gpu(lambda runner: torch.backends.cudnn.benchmark),
+        lambda runner: torch.backends.cudnn.benchmark if torch.cuda.is_available() else None,
     ),
     Lever(
         "cudnn_attention",
         "off on a GPU: its gradients can be NaN",
         "durable.levers.prepare_for_gpu",
-        _on_gpu(lambda runner: allows_cudnn_attention()),
+        lambda runner: allows_cudnn_attention() if torch.cuda.is_available() else None,
     ),
     Lever(
         "pin_memory",
@@ -238,7 +240,7 @@ LEVERS = (
         "deferred_losses",
         "logged losses stay on a GPU until something reads them",
         "durable.without_waiting.defer_losses",
-        _on_gpu(lambda runner: any(type(hook) is WaitingInfoHook for hook in runner.hooks)),
+        _read_deferred,
     ),
     Lever(
         "pinned_labels",

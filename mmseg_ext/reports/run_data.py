@@ -56,7 +56,7 @@ class Results:
 
     @cached_property
     def miou(self) -> float:
-        return mean_of_known(self.iou)
+        return float(mean_of_known(self.iou))
 
     @cached_property
     def class_shares(self) -> np.ndarray:
