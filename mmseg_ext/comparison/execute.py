@@ -1,4 +1,4 @@
-"""Train and test the runs of a plan, each in processes of its own.
+"""Train and test the runs of a plan, each in separate processes.
 
 A run is complete when the files of its tests are there. A run that was stopped resumes, and a run
 that fails costs only itself, also if the disk is full.
@@ -78,7 +78,7 @@ def failure(output: str, status: int) -> str:
 
 
 def measure_in_process(configs: Sequence[Path], env: dict[str, str]) -> list[Cost]:
-    """Measure configs in a process of its own, which builds them and trains a few iterations."""
+    """Measure configs in another process, which builds them and trains a few iterations."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "costs.json")
         words = ["compare", *map(str, configs), "--measure", str(result)]
@@ -152,7 +152,7 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
 
     Args:
         jobs: processes at a time; ignored with GPUs.
-        gpus: numbers of GPUs, each of which has one process at a time.
+        gpus: numbers of GPUs; each has one process at a time.
     """
     waiting = [run for run in plan.runs if steps_of(run, plan.tests)]
     expected = {}  # seconds

@@ -1,7 +1,7 @@
 """The plan of a comparison: configs x data sets x rates x seeds become runs in one folder.
 
-The folder has a resolved config for each model and data set, and `plan.json` with the settings of
-the first start and what it measured. Both are written once, so a comparison that is killed and
+The folder has a resolved config for each model and data set, and `plan.json` with the settings and
+the measured times of the first start. Both are written once, so a comparison that is killed and
 started again trains the same.
 
     OUT/plan.json
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def experiment(self) -> tuple[str, str, float]:
-        """What the runs of several seeds repeat; see `group_runs`."""
+        """The entries in which runs of several seeds are equal; see `group_runs`."""
         return self.data, self.model, self.rate
 
     @property
@@ -117,7 +117,7 @@ class Run:
 
 @dataclass
 class Plan:
-    """A comparison in its folder: what is compared, how, and the cost of each model."""
+    """A comparison in its folder: models, data, settings, and the cost of each model."""
 
     out: Path
     models: list[str]
@@ -318,7 +318,7 @@ def with_data(cfg: Config, of_data: Config) -> Config:
     bands = input_channels(data.model)
     if bands != input_channels(new.model):
         raise LaunchError(
-            f"{cfg.filename}: takes images of {input_channels(new.model)} bands, but those of "
+            f"{cfg.filename}: takes images of {input_channels(new.model)} bands, but the images of "
             f"{of_data.filename} have {bands}; change in_channels, mean and std in the config"
         )
     sampler = new.train_dataloader.get("sampler")
@@ -400,7 +400,7 @@ def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
     by_epoch = "max_iters" not in cfg.train_cfg
     length = cfg.train_cfg.max_epochs if by_epoch else cfg.train_cfg.max_iters
     hooks = cfg.setdefault("default_hooks", {})
-    # The last checkpoint is tested: the best one of a validation would be chosen on its images.
+    # The last checkpoint is tested: a validation chooses the best one on its own images.
     hooks["checkpoint"] = dict(
         type="DurableCheckpointHook",
         by_epoch=by_epoch,

@@ -2,7 +2,7 @@
 
 Scores are computed from the sums of counts over images. So an interval comes from a bootstrap: the
 images are drawn again with replacement, the same for both models, and the scores of the sums are
-compared. The interval tells how much a difference depends on the images of the test. How much it
+compared. The interval shows how much a difference depends on the images of the test. How much it
 depends on the training is the deviation over seeds.
 """
 
@@ -64,7 +64,7 @@ def paired_interval(
 
     Args:
         first: counts (images, *count) of each run of the first model.
-        second: those of the second model; runs in the same place are a pair, and all runs have
+        second: counts of the second model; runs in the same place are a pair, and all runs have
             the same images.
         score: maps sums of counts (..., *count) to scores (...).
         resamples: drawn sets of images, the same in each call.

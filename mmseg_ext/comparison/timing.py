@@ -96,7 +96,7 @@ def _resident(field: str) -> int:
 
 
 class Cost(NamedTuple):
-    """What an iteration of a training takes; of the model, parameters and multiply-adds of a crop.
+    """Time and memory of a training iteration; parameters, and multiply-adds of a crop.
 
     The memory is the peak above the weights. `multiply_adds` is 0 for a model that runs only with
     data.

@@ -1,4 +1,4 @@
-"""What makes a run fast: what a run uses of the table `LEVERS` is printed at the start of its log.
+"""Ways to make a run fast. The start of a log has the values of the table `LEVERS` for the run.
 
 `LEVERS` names each lever, and the function or module that applies it. Three functions are recipes:
 `prepare_for_gpu` before a Runner is built, `use_channels_last` when weights are loaded, and

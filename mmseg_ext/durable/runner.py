@@ -13,7 +13,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
-- `levers` makes it fast: what a run uses is in the first lines of its log.
+- `levers` makes it fast; the first lines of a log have the levers that a run uses.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class DurableRunner(Runner):
             os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
-        """Register the default hooks; None stands for none, also if mmengine has no such name."""
+        """Register the default hooks; None registers none, also if mmengine has no such name."""
         given = {}
         for name, hook in (hooks or {}).items():
             given[name] = Hook() if hook is None else hook  # `Hook` does nothing

@@ -192,7 +192,7 @@ def series_of(name: str, template: str) -> tuple[str, int] | None:
 def replaced_checkpoints(
     names: Iterable[str], template: str, step: int, kept: Sequence[int], best: Iterable[str]
 ) -> dict[str, str]:
-    """Return the checkpoints to remove when the one of `step` is complete: what replaces each.
+    """Return the checkpoints to remove once that of `step` is complete, each with its successor.
 
     Args:
         names: of the files in the folder.

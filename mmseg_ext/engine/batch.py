@@ -1,4 +1,4 @@
-"""The batch of a step: what a config has, what its learning rate fits, and how to keep both.
+"""The batch of a step, and the learning rate that fits it.
 
 The effective batch is processes x images of each x accumulated batches. `auto_scale_lr` of a config
 names the batch for which its learning rate was tuned. `plans` are the options that keep this batch

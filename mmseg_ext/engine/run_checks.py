@@ -137,9 +137,9 @@ def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
 
 
 class SameClasses(Hook):
-    """Refuses to test or to resume a checkpoint of other classes than those of the data.
+    """Refuses to test or to resume a checkpoint that was trained with other classes.
 
-    A class that is at another place would be scored as another one. Names alone can change.
+    A class that is at another place would be scored as another one. Only names can change.
     """
 
     def __init__(self, loop: str):
@@ -185,7 +185,7 @@ def check_metrics(runner: Runner) -> None:
                 metric.class_index()  # raises an error for an unknown class
             means.update(prefix + name for name in metric.score_names)
             continue
-        # The scores of areas of one pixel have all names, and `by_class` those of the classes.
+        # From areas of one pixel the metric computes all names, and `by_class` of the classes.
         areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
         try:
             names = metric.total_area_to_metrics(*areas, metric.metrics)

@@ -44,7 +44,7 @@ def object_f1(counts: np.ndarray) -> np.ndarray:
 def object_scores(counts: Sequence[tuple[int, int, int]] | np.ndarray) -> dict[str, float]:
     """Return F1, precision, recall and the error of the count, in percent, NaN without objects.
 
-    `counts` are those of `match_objects` for each image. The error is the mean of
+    `counts` are the results of `match_objects` for each image. The error is the mean of
     |predicted - true| / true over the images that have objects.
     """
     total = np.sum(counts, axis=0, dtype=float)
@@ -95,8 +95,8 @@ class ObjectMetric(CountingMetric):
         classes = list((self.dataset_meta or {})["classes"])
         if self.object_class not in classes:
             raise LaunchError(
-                f"val_evaluator.object_class={self.object_class!r}: is no class of the dataset; "
-                f"use one of {join_names(classes)}"
+                f"val_evaluator.object_class={self.object_class!r}: the dataset has no such "
+                f"class; use {join_names(classes)}"
             )
         return classes.index(self.object_class)
 

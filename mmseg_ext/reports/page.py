@@ -58,7 +58,7 @@ def report(
                 "folder of a training, or leave out --evaluate"
             )
         words = [str(run.config_file), str(run.checkpoint), "--work-dir", str(work_dir)]
-        # Another process, so that a config that fails or a full memory does not end this one.
+        # Another process, so a config that fails or a full memory does not end this one.
         if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
             command = shlex.join(["mmseg-ext", "test", *words])
             raise ValueError(f"{work_dir}: the test failed; run: {command}")
@@ -88,7 +88,7 @@ def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
 
 
 def template(name: str, folder: Path = Path(__file__).parent):
-    """Return the Jinja template of a folder, which may include those of this folder."""
+    """Return the Jinja template of a folder, which may include templates of this folder."""
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape="html" in name,

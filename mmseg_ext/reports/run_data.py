@@ -109,7 +109,7 @@ class Run:
 
     @cached_property
     def experiment(self) -> str:
-        """What repetitions have in common: the config without seed, fold and folders.
+        """The part of the config that repetitions share: all but seed, fold and folders.
 
         Nothing is executed. A run without a config repeats no other one.
         """
