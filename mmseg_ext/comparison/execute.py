@@ -39,6 +39,25 @@ def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
     return missing
 
 
+def cards_of(gpus: Sequence[int]) -> list[str]:
+    """Return the names of GPUs for CUDA, which a user counts among those that are visible.
+
+    Raises:
+        LaunchError: for a number that is not visible.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return [*map(str, gpus)]
+    names = visible.split(",")
+    for number in gpus:
+        if not 0 <= number < len(names):
+            raise LaunchError(
+                f"--gpus {number}: CUDA_VISIBLE_DEVICES={visible} shows {len(names)} GPUs; use 0 "
+                f"to {len(names) - 1}"
+            )
+    return [names[number] for number in gpus]
+
+
 def environment(threads: int | None, gpu: str | None = None) -> dict[str, str]:
     """Return the environment of a run's process: its threads, and the only GPU that it sees."""
     found = dict(os.environ)
@@ -152,7 +171,7 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
 
     Args:
         jobs: processes at a time; ignored with GPUs.
-        gpus: numbers of GPUs; each has one process at a time.
+        gpus: names of GPUs for CUDA; each has one process at a time.
     """
     waiting = [run for run in plan.runs if steps_of(run, plan.tests)]
     expected = {}  # seconds
@@ -232,7 +251,7 @@ def compare(
             IoU.CLASS, Dice.CLASS, boundary.CLASS or objects.CLASS (the F1 of its objects).
         tta: also test with test-time augmentation.
         jobs: trainings at a time on a CPU.
-        gpus: numbers of GPUs, with one training at a time on each.
+        gpus: numbers of GPUs as PyTorch counts them, with one training at a time on each.
         dry_run: print the command of each run that is not complete, and return nothing.
 
     Returns:
@@ -242,6 +261,7 @@ def compare(
         LaunchError: for a config that does not build, data of other classes, and a folder with the
             runs of other settings.
     """
+    cards = cards_of(gpus)
     out = Path(out).resolve()  # the printed commands run from any folder
     out.mkdir(parents=True, exist_ok=True)
     threads = None  # torch's own number
@@ -262,7 +282,7 @@ def compare(
             tta,
             threads,
         )
-        measure_missing(plan, str(gpus[0]) if gpus else None)
+        measure_missing(plan, cards[0] if cards else None)
         if dry_run:
             prefix = "" if plan.threads is None else f"OMP_NUM_THREADS={plan.threads} "
             for run in plan.runs:
@@ -272,7 +292,7 @@ def compare(
             return []
         for note in plan.notes:
             print(f"differs: {note}", flush=True)
-        records = records_of(plan, execute(plan, jobs, [*map(str, gpus)]))
+        records = records_of(plan, execute(plan, jobs, cards))
         print(text_table(plan, records), flush=True)  # first: a full disk takes no files
         for file in write_table(plan, records):
             print(file)

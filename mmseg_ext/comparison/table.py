@@ -248,12 +248,12 @@ def text_table(plan: Plan, records: Sequence[dict[str, Any]]) -> str:
     return markdown(headings, rows)
 
 
-def score_text(record: dict[str, Any], plus_minus: str = " ± ") -> str:
+def score_text(record: dict[str, Any]) -> str:
     """Return '75.3 ± 0.8', or with too few seeds for a deviation '75.3 (74.9, 75.7)'."""
     if record["mean"] is None:
         return "–"
     if record["deviation"] is not None:
-        return f"{record['mean']:.1f}{plus_minus}{record['deviation']:.1f}"
+        return f"{record['mean']:.1f} ± {record['deviation']:.1f}"
     if len(record["seeds"]) == 1:
         return f"{record['mean']:.1f}"
     seeds = ", ".join(f"{score:.1f}" for score in record["seeds"].values())

@@ -2,8 +2,8 @@
 
 mmengine loads it. Before, `fit_optimizer_state` checks that it fits, because torch's fused steps
 would read and write other memory if it did not. The state contains settings, too: a learning rate
-that was changed in the config has no effect on a resumed run. The Runner compares the settings
-before and after it loads the states, to report what changes.
+that was changed in the config has no effect on a resumed run. So the settings before and after are
+compared.
 """
 
 from collections import defaultdict
@@ -114,7 +114,10 @@ def stored_settings(wrapper: Any, schedules: Any) -> Settings:
     """Return the settings in the states of an optimizer wrapper and of the schedules."""
     found: Settings = defaultdict(set)
     for group in _in_one_list(wrapper.param_groups):
-        scheduled = _scheduled_entries(group)
+        # Schedules change these entries; 'initial_lr' is the first 'lr'.
+        scheduled = {k.removeprefix("initial_") for k in group if k.startswith("initial_")}
+        if "momentum" in scheduled:
+            scheduled.add("betas")  # Adam's form of it
         for key, value in group.items():
             if key not in _OTHER_ENTRIES and key not in scheduled:
                 found[key.removeprefix("initial_")].add(_as_text(value))
@@ -124,15 +127,6 @@ def stored_settings(wrapper: Any, schedules: Any) -> Settings:
             if isinstance(value, float | int) and not is_counted:
                 found[f"{type(schedule).__name__}.{key}"].add(_as_text(value))
     return found
-
-
-def remaining_rates(wrapper: Any, schedules: Any) -> set[float] | None:
-    """Return the learning rates of the rest of the run if no schedule changes them any more."""
-    for schedule in _in_one_list(schedules or []):
-        state = schedule.state_dict()
-        if state["_global_step"] + 1 < state["end"]:
-            return None
-    return {float(group["lr"]) for group in _in_one_list(wrapper.param_groups)}
 
 
 def _in_one_list(items: Any) -> list:
@@ -145,27 +139,45 @@ def _in_one_list(items: Any) -> list:
     return elements
 
 
-def _scheduled_entries(group: dict) -> set[str]:
-    """Return the entries of a group that schedules change; 'initial_lr' is the first 'lr'."""
-    scheduled = set()
-    for key in group:
-        if key.startswith("initial_"):
-            scheduled.add(key.removeprefix("initial_"))
-    if "momentum" in scheduled:
-        scheduled.add("betas")  # Adam's form of it
-    return scheduled
-
-
 def _as_text(value: Any) -> str:
     """Return a value as text, integers as floats: 1 and 1.0 are the same setting."""
     return str(float(value) if isinstance(value, int) else value)
 
 
-def changed_settings(configured: Settings, kept: Settings) -> list[str]:
-    """Return a text such as 'lr is 0.01, not 0.1' for each setting of `configured` that differs."""
+def report_replaced_settings(runner: Any, configured: Settings, filename: str) -> None:
+    """Warn of settings that the resumed checkpoint has replaced.
+
+    The schedules are the checkpoint's, too. A longer run continues after their end.
+
+    Args:
+        configured: the `stored_settings` before the states were loaded.
+
+    Raises:
+        CheckpointError: if they end with a learning rate of 0, and the config's do not.
+    """
     changed = []
-    for name, values in kept.items():
+    for name, values in stored_settings(runner.optim_wrapper, runner.param_schedulers).items():
         if name in configured and values != configured[name]:
             before = " and ".join(sorted(configured[name]))
             changed.append(f"{name} is {' and '.join(sorted(values))}, not {before}")
-    return changed
+    left = runner.max_iters - runner.iter
+    rates = [float(group["lr"]) for group in _in_one_list(runner.optim_wrapper.param_groups)]
+    states = [one.state_dict() for one in _in_one_list(runner.param_schedulers or [])]
+    have_ended = all(state["_global_step"] + 1 >= state["end"] for state in states)
+    is_idle = left > 0 and have_ended and max(rates) < 1e-12  # but for rounding
+    if is_idle and changed:
+        raise CheckpointError(
+            f"{filename}: its schedules have ended with a learning rate of 0, so the other "
+            f"{left} iterations would train nothing ({'; '.join(changed)}); start a new run "
+            f"from the weights, without --resume, with --cfg-options load_from={filename}"
+        )
+    if is_idle:
+        runner.logger.warning(
+            f"param_scheduler: has ended with a learning rate of 0, so the other {left} "
+            "iterations train nothing; set a later end"
+        )
+    if changed:
+        runner.logger.warning(
+            f"{filename}: the checkpoint overrides settings of the config ({'; '.join(changed)}"
+            "); to use the config's, start a new run from the weights (load_from)"
+        )

@@ -38,9 +38,8 @@ from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
 from mmseg_ext.durable.levers import LeverHook, compile_loss, use_fused_steps
 from mmseg_ext.durable.optimizer_groups import merge_groups, single_wrappers
 from mmseg_ext.durable.optimizer_state import (
-    changed_settings,
     fit_optimizer_state,
-    remaining_rates,
+    report_replaced_settings,
     stored_settings,
 )
 from mmseg_ext.durable.randomness import (
@@ -200,28 +199,7 @@ class DurableRunner(Runner):
         name_own_files(self)
         if self.iter >= self.max_iters:
             self.logger.info(f"{filename}: is the end of the training, so nothing is left to train")
-        kept = stored_settings(self.optim_wrapper, self.param_schedulers)
-        changed = changed_settings(configured, kept)
-        # The schedules are the checkpoint's. A longer run continues after their end.
-        rates = remaining_rates(self.optim_wrapper, self.param_schedulers)
-        left = self.max_iters - self.iter
-        is_idle = left > 0 and rates is not None and max(rates) < 1e-12  # but for rounding
-        if is_idle and changed:
-            raise CheckpointError(
-                f"{filename}: its schedules have ended with a learning rate of 0, so the other "
-                f"{left} iterations would train nothing ({'; '.join(changed)}); start a new run "
-                f"from the weights, without --resume, with --cfg-options load_from={filename}"
-            )
-        if is_idle:
-            self.logger.warning(
-                f"param_scheduler: has ended with a learning rate of 0, so the other {left} "
-                "iterations train nothing; set a later end"
-            )
-        if changed:
-            self.logger.warning(
-                f"{filename}: the checkpoint overrides settings of the config ({'; '.join(changed)}"
-                "); to use the config's, start a new run from the weights (load_from)"
-            )
+        report_replaced_settings(self, configured, filename)
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         """Load a checkpoint, and its state if the run resumes."""

@@ -62,7 +62,11 @@ def report(
         if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
             command = shlex.join(["mmseg-ext", "test", *words])
             raise ValueError(f"{work_dir}: the test failed; run: {command}")
-    runs = read_runs([Path(work_dir) for work_dir in work_dirs])
+    runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
+    names = [run.name for run in runs]
+    for i, run in enumerate(runs):
+        if names.count(run.name) > 1:  # the page needs unique names
+            run.name += f" ({i + 1})"
     file = Path(out) if out else Path(work_dirs[0], "report.html")
     written = {file: page(runs)}
     for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
@@ -71,20 +75,6 @@ def report(
     for path, text in written.items():
         write_text(text, path)
     return runs, list(written)
-
-
-def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
-    """Read work directories; runs of the same name get a number.
-
-    Raises:
-        ValueError: as `read_run`.
-    """
-    runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
-    names = [run.name for run in runs]
-    for i, run in enumerate(runs):
-        if names.count(run.name) > 1:
-            run.name += f" ({i + 1})"
-    return runs
 
 
 def template(name: str, folder: Path = Path(__file__).parent):

@@ -16,12 +16,12 @@ from mmengine.config import Config
 import mmseg_ext
 from mmseg_ext import commands
 from mmseg_ext.comparison import execute, plan, table, timing
-from mmseg_ext.errors import NotWritten
+from mmseg_ext.errors import LaunchError, NotWritten
 from mmseg_ext.evaluation.checked_iou_metric import read_images
 from tests.datasets.trees import random_image, save
 from tests.engine import runs
 from tests.engine.runs import ROOT, fails, write_config
-from tests.messages import lines_with
+from tests.messages import lines_with, raises_message
 
 pytestmark = pytest.mark.slow
 HEAD = """
@@ -256,12 +256,16 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
 
     monkeypatch.setattr(execute, "start", OnGpu)
     monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert execute.execute(made, jobs=7, gpus=["3", "1"]) == {}
-    assert {gpu for _, _, gpu in seen} == {"1", "3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert execute.execute(made, jobs=7, gpus=execute.cards_of([2, 0])) == {}
+    assert {gpu for _, _, gpu in seen} == {"6", "4"}
     cards = {seed: {gpu for one, _, gpu in seen if one == seed} for seed in range(5)}
     assert all(len(cards[seed]) == 1 for seed in range(5))  # training and test on one card
-    assert sorted(seen)[:2] == [(0, "test", "3"), (0, "train", "3")]
+    assert sorted(seen)[:2] == [(0, "test", "6"), (0, "train", "6")]
+    with raises_message(LaunchError, where="--gpus 3: ", todo="0 to 2"):
+        execute.cards_of([3])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert execute.cards_of([3]) == ["3"]
 
 
 @pytest.mark.parametrize("step", ["train", "test"])
