@@ -234,6 +234,27 @@ def some_plan(out: Path, seeds: int) -> plan.Plan:
     return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, {("d", "m"): cost}, [])
 
 
+def test_a_later_model_is_measured_by_its_ratio_to_the_first(tmp_path, monkeypatch):
+    """The machine can be slower than at the first start, whose times stay."""
+    made = some_plan(tmp_path, 1)
+    made.models.append("n")
+    made.configs["d", "n"] = made.configs["d", "m"]
+    seen = []
+
+    def measure(files, env):
+        seen.append(([file.stem for file in files], env.get("CUDA_VISIBLE_DEVICES")))
+        return [timing.Cost(9.0, 1.0, 1.0, 1, 1), timing.Cost(18.0, 2.0, 3.0, 5, 7)]
+
+    monkeypatch.setattr(execute, "measure_in_process", measure)
+    for _ in range(2):
+        execute.measure_missing(made, "3")
+    assert seen == [(["m", "n"], "3")]
+    costs = {("d", "m"): [0.001, 1.0, 1.0, 1, 1], ("d", "n"): [0.002, 2.0, 3.0, 5, 7]}
+    stored = json.loads((tmp_path / plan.PLAN).read_text())
+    assert {tuple(name): cost for name, cost in stored["costs"]} == costs
+    assert made.costs == {name: timing.Cost(*cost) for name, cost in costs.items()}
+
+
 def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeypatch):
     made = some_plan(tmp_path, 5)
     running, seen = set(), []
