@@ -254,10 +254,7 @@ LEVERS = (
         lambda runner: all(is_merged(w.optimizer) for w in single_wrappers(runner.optim_wrapper)),
     ),
     Lever(
-        "channels_last",
-        "on by default on a GPU",
-        "durable.levers.use_channels_last",
-        _read_layout,
+        "channels_last", "on by default on a GPU", "durable.levers.use_channels_last", _read_layout
     ),
     Lever(
         "fused_steps",
