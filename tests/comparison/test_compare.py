@@ -309,6 +309,24 @@ def test_a_write_error_costs_one_run(tmp_path, monkeypatch, capsys, step):
     assert "seed 1: failed" in capsys.readouterr().out
 
 
+def test_a_training_that_a_signal_stops_is_not_complete(tmp_path, monkeypatch):
+    """It ends with status 0, and is not started again by the same comparison."""
+    made, started = some_plan(tmp_path, 2), []
+
+    class Stopped:
+        def __init__(self, words, output, env):
+            started.append(words[0])
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(execute, "start", Stopped)
+    monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
+    failed = execute.execute(made)
+    assert len(failed) == 2 and started == ["train"] * 2
+    assert all(lines_with(error, "stopped", "start") for error in failed.values())
+
+
 def test_a_table_that_cannot_be_written_is_printed(folder, tmp_path, monkeypatch, capsys, _forked):
     """One line says why, and the complete runs stay."""
     words = ["compare", str(folder / "fcn.py"), "--seeds", "0", "--iterations", "2"]
