@@ -19,7 +19,8 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 
 from mmseg_ext.cost.model_cost import count_model
-from mmseg_ext.durable.levers import compile_loss, prepare_training, use_fused_steps
+from mmseg_ext.durable.levers import compile_loss, prepare_training
+from mmseg_ext.durable.optimizer_groups import select_fused_steps, single_wrappers
 from mmseg_ext.engine.build import build_train_runner, safely
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.errors import LaunchError, format_error
@@ -146,7 +147,8 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
     model: Any = runner.model
     with safely(runner.cfg, model):
         model.init_weights()
-    use_fused_steps(runner)
+    for one in single_wrappers(wrapper):
+        select_fused_steps(one.optimizer, model)
     compile_loss(runner)
     prepare_training(runner)
     model.train()

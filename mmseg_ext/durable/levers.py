@@ -16,13 +16,12 @@ from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.cuda_graph import GraphedStep
-from mmseg_ext.durable.optimizer_groups import is_merged, select_fused_steps, single_wrappers
+from mmseg_ext.durable.optimizer_groups import is_merged, single_wrappers
 from mmseg_ext.durable.without_waiting import WaitingInfoHook
 from mmseg_ext.torch_versions import allows_cudnn_attention, eager_stance, set_cudnn_attention
 from mmseg_ext.upstream import (
     converts_channels,
     copy_without_waiting,
-    resumes,
     set_channel_conversion,
 )
 
@@ -79,13 +78,6 @@ def untested_layers(model: nn.Module) -> set[str]:
         if package not in _CHANNELS_LAST or kind.__name__ == "DMHead":
             names.add(kind.__name__)
     return names
-
-
-def use_fused_steps(runner: Any) -> None:
-    """Select torch's fused steps; a resumed run continues as it began."""
-    if not resumes(runner):
-        for one in single_wrappers(runner.optim_wrapper):
-            select_fused_steps(one.optimizer, runner.model)
 
 
 def compile_loss(runner: Any) -> None:
@@ -259,7 +251,7 @@ LEVERS = (
     Lever(
         "fused_steps",
         "new runs on a GPU; optim_wrapper.optimizer.foreach=True turns it off",
-        "durable.levers.use_fused_steps",
+        "durable.optimizer_groups.select_fused_steps",
         _read_fused,
     ),
     Lever(

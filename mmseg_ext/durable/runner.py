@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.levers import LeverHook, compile_loss, use_fused_steps
-from mmseg_ext.durable.optimizer_groups import merge_groups, single_wrappers
+from mmseg_ext.durable.levers import LeverHook, compile_loss
+from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps, single_wrappers
 from mmseg_ext.durable.optimizer_state import (
     fit_optimizer_state,
     report_replaced_settings,
@@ -185,8 +185,10 @@ class DurableRunner(Runner):
     def load_or_resume(self) -> None:
         self._find_checkpoint()
         super().load_or_resume()
-        if isinstance(self.optim_wrapper, OptimWrapper):  # a training, not settings in a test
-            use_fused_steps(self)
+        is_training = isinstance(self.optim_wrapper, OptimWrapper)  # a test has settings here
+        if is_training and not resumes(self):  # a resumed run continues as it began
+            for one in single_wrappers(self.optim_wrapper):
+                select_fused_steps(one.optimizer, self.model)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         if self.optim_wrapper:  # settings in `val` and `test`
