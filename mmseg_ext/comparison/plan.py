@@ -22,6 +22,7 @@ from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.comparison.timing import Cost
+from mmseg_ext.engine.batch import batch_settings
 from mmseg_ext.engine.config import (
     as_list,
     classes_and_palette,
@@ -33,7 +34,6 @@ from mmseg_ext.engine.config import (
     type_name,
 )
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.engine.run_record import batch_settings
 from mmseg_ext.errors import LaunchError, join_names, short
 
 PLAN = "plan.json"
