@@ -22,6 +22,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def arguments(args: argparse.Namespace) -> dict:
+    """Return the arguments of `mmseg_ext.train` for parsed flags."""
+    given = vars(args).copy()
+    given["options"] = given.pop("cfg_options")
+    given.pop("local_rank")  # torchrun's, which the environment has, too
+    return given
+
+
 @command(parser)
 def main(args: argparse.Namespace) -> None:
     """Train, and print the best checkpoint and the commands that use it."""
@@ -30,9 +38,7 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.reports.run_data import next_commands
     from mmseg_ext.runs import train
 
-    given = vars(args).copy()
-    given["options"] = given.pop("cfg_options")
-    given.pop("local_rank")  # torchrun's, which the environment has, too
+    given = arguments(args)
     with clean_end():
         run = train(**given)
         if not is_main_process() or run.checkpoint is None:
