@@ -40,7 +40,8 @@ names, download, or scratch; or a checkpoint of an earlier project with this enc
     kinds.add_argument("--yolo", type=Path, metavar="DIR", help=".txt with polygons, data.yaml")
     kinds.add_argument("--geojson", type=Path, metavar="DIR", help="polygons, as QuPath exports")
     values = parser.add_mutually_exclusive_group()
-    values.add_argument("--objects", action="store_true", help="masks have a number per object")
+    objects = "masks have a number per object, or each polygon is one"
+    values.add_argument("--objects", action="store_true", help=objects)
     binary = "masks are black and white, perhaps with smooth edges or as JPEG"
     values.add_argument("--binary", action="store_true", help=binary)
     missing = "photos without a file of annotations show only background"
@@ -61,6 +62,8 @@ names, download, or scratch; or a checkpoint of an earlier project with this enc
     rgb = "bands, numbered from 1, that pictures show as red, green and blue"
     parser.add_argument("--rgb", nargs=3, type=int, metavar="N", help=rgb)
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
+    turned = "the photos have no top (from above, microscope): training turns them by any angle"
+    parser.add_argument("--any-side-up", action="store_true", help=turned)
     encoder = "a network of timm, such as convnext_tiny.fb_in22k; needs --from"
     parser.add_argument("--encoder", metavar="NAME", help=encoder)
     parser.add_argument("--from", dest="start", default="imagenet", help="see below")

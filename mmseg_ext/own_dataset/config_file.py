@@ -17,7 +17,7 @@ from mmengine.config import Config
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
+from mmseg_ext.own_dataset.annotations.reader import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.classes import IGNORED
 from mmseg_ext.own_dataset.item import Rank
@@ -33,6 +33,11 @@ BATCH = 4
 ENCODER = "encoder.safetensors"  # in the project: weights of its encoder
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
+_WAYS = ["horizontal", "vertical"]
+_TURN = """\
+    # By any angle, because photos have no top. Corners without a pixel are ignored.
+    dict(type="RandomRotate", prob=1.0, degree=180.0, pad_val=0, seg_pad_val=255),
+"""
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
@@ -46,18 +51,22 @@ def write_config(
     tiles: bool = False,
     channels: Channels | None = None,
     rgb_bands: Sequence[int] | None = None,
+    any_side_up: bool = False,
 ) -> None:
     """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
     With `tiles` the network sees parts of the images in full resolution. `channels` describes
-    images other than photos. Pictures show `rgb_bands`.
+    images other than photos. Pictures show `rgb_bands`. With `any_side_up` training also turns
+    images, and flips them upside down.
 
     Raises:
         ValueError: if the images do not have these bands.
     """
     splits, classes = project.splits, project.classes
     train = splits[0]
-    parts = _class_parts(project) | _network_parts(start, folder)
+    # All turns with one flip would be all views; the other flip is for the test.
+    views = dict(turn=_TURN if any_side_up else "", ways=json.dumps(_WAYS[: 1 + any_side_up]))
+    parts = _class_parts(project) | _network_parts(start, folder) | views
 
     # The data: the splits, and the scores of numbered objects.
     parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)
@@ -65,7 +74,7 @@ def write_config(
     parts["test_loader"] = _TEST_LOADER if splits[-1].name == "test" else ""
     parts["evaluator"] = iou = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
     counted = classes.numbers.get(OBJECT, IGNORED)
-    if set(classes.numbers) == set(OBJECT_VALUES) and counted != IGNORED:
+    if classes.numbers.keys() >= {*OBJECT_VALUES} and counted != IGNORED:
         objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
         parts["evaluator"] = f"[\n    {iou}, {objects}]"
 
@@ -102,15 +111,13 @@ def write_config(
         parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
 
     # The length of the training.
-    iterations = min(
-        start.steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS
-    )
-    parts |= dict(iterations=iterations, warmup=iterations // 20)
-    parts |= dict(batch=BATCH, saving=iterations // VALIDATIONS)
+    iterations = start.steps * max(len(train.items), LEAST_IMAGES) // 100 * 100
+    iterations = min(iterations, MOST_ITERATIONS)
+    parts |= dict(iterations=iterations, warmup=iterations // 20, batch=BATCH)
     val = next((split for split in splits if split.name == "val"), train)
     side, trained = None if tiles else parts["side"], iterations * parts["crop"] ** 2
     validations = _validations(val, side, trained)
-    parts["interval"] = iterations // validations
+    parts |= dict(interval=iterations // validations, saving=iterations // VALIDATIONS)
     if validations < VALIDATIONS:
         text = f"a validation of these images takes long, so a training has {validations}, not"
         project.notes.add(Rank.HINT, f"{text} {VALIDATIONS}; train_cfg.val_interval changes it")

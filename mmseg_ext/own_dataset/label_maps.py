@@ -6,9 +6,8 @@ from mmengine.config import Config
 
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.item import Item, Notes, Rank
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND
+from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly
 from mmseg_ext.own_dataset.summary import Split
 
 NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
