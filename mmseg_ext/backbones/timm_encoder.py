@@ -60,9 +60,11 @@ class TimmEncoder(BaseModule):
 
     Raises:
         StackError: if timm is missing.
-        ValueError: if timm does not know the model, or cannot return these maps, and for an export
-            with dynamic sizes.
+        ValueError: if timm does not know the model, or cannot return these maps.
     """
+
+    # With dynamic sizes torch.export takes minutes for the padding, and the files are wrong.
+    exports_one_size = True
 
     def __init__(
         self,
@@ -121,10 +123,6 @@ class TimmEncoder(BaseModule):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Map images (B, C, H, W) to maps (B, C_i, h_i, w_i)."""
         height, width = images.shape[2:]
-        if isinstance(height, torch.SymInt):  # torch.export fails after minutes
-            raise ValueError(
-                "TimmEncoder: cannot be exported for images of any size; give one size"
-            )
         x = F.pad(images, (0, -width % self.multiple, 0, -height % self.multiple))
         if x.device.type == "cpu":  # 0.8 of the time of an EfficientNet's step, others are equal
             x = x.contiguous(memory_format=torch.channels_last)
