@@ -59,6 +59,8 @@ scenes; non-commercial use only, which then also holds for your model).
     rgb = "bands, numbered from 1, that pictures show as red, green and blue"
     parser.add_argument("--rgb", nargs=3, type=int, metavar="N", help=rgb)
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
+    turned = "the photos have no top (from above, microscope): training turns them by any angle"
+    parser.add_argument("--any-side-up", action="store_true", help=turned)
     parser.add_argument("--from", dest="start", default="imagenet", help="see below")
     return parser
 

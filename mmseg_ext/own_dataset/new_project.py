@@ -77,6 +77,7 @@ def new_project(
     split: Mapping[str, str | Path] | None = None,
     rgb: Sequence[int] | None = None,
     tiles: bool = False,
+    any_side_up: bool = False,
     start: str = "imagenet",
 ) -> NewProject:
     """Make or update a project: `data`, `config.py`, `preview.png` and `left_out.txt` in `folder`.
@@ -102,6 +103,8 @@ def new_project(
         split: a file with names of images for each split.
         rgb: bands, from 1, that pictures show as red, green and blue.
         tiles: train on parts of the images in full resolution.
+        any_side_up: the images have no top, such as those from above or of a microscope; training
+            turns them by any angle.
         start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint.
 
     Raises:
@@ -144,7 +147,7 @@ def new_project(
             )
     else:
         channels = measure_images(image_files(folder / "data/images/train", recursive=True))
-        write_config(folder, made, weights, tiles, channels, rgb)
+        write_config(folder, made, weights, tiles, channels, rgb, any_side_up)
         about = f"training starts from {weights.about}"
         for band in channels.alpha if channels else ():
             text = f"band {band + 1} is declared as alpha, but has content, so it is kept"

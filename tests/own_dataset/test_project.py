@@ -36,6 +36,7 @@ from mmseg_ext.converters import package_weights
 from mmseg_ext.datasets.nuclei import draw_labels  # NucleiDataset's, which an option also uses
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.run_checks import SameClasses
+from mmseg_ext.engine.test_time_views import unseen_views
 from mmseg_ext.errors import CheckpointError
 
 # The config of 5,000 images, for which the command would take minutes.
@@ -963,18 +964,47 @@ def test_crops_of_sparse_annotations(tmp_path, capsys):
             assert (sample["data_samples"].gt_sem_seg.data < 2).any()
 
 
-def test_one_line_turns_flips_off(tmp_path):
-    """In training and with --tta."""
-    assert run(tmp_path, *write_sources(tmp_path, 3)) == 0
+@pytest.mark.parametrize("flags, ways", [([], 1), (["--any-side-up"], 2)])
+def test_one_line_turns_flips_off(flags, ways, tmp_path):
+    """In training and with --tta, which shows no view that training does not."""
+    assert run(tmp_path, *write_sources(tmp_path, 3), *flags) == 0
     path = tmp_path / "project/config.py"
-    line, text = 'dict(type="RandomFlip", prob=0.5),', path.read_text()
+    line, text = 'dict(type="RandomFlip", prob=0.5, direction=ways),', path.read_text()
     for is_flipped in (True, False):
         path.write_text(text if is_flipped else text.replace(line, ""))
         cfg = Config.fromfile(path)
-        train = [step["prob"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
-        assert train == [0.5] * is_flipped
+        train = [step["direction"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
+        assert train == [["horizontal", "vertical"][:ways]] * is_flipped
         (_, flips, *_) = cfg.tta_pipeline[1]["transforms"]
-        assert [flip["prob"] for flip in flips] == [0.0, 1.0][: 1 + is_flipped]
+        assert [flip["prob"] for flip in flips] == [0.0] + [1.0] * ways * is_flipped
+        assert unseen_views(cfg) == ""
+
+
+@pytest.mark.parametrize("bands", [3, 6])
+def test_images_without_a_top_are_turned_with_their_labels(bands, tmp_path):
+    """By angles that are no multiple of 90; what a turn uncovers is ignored."""
+    label = np.zeros((96, 128), np.uint8)
+    label[:, 64:] = 1
+    image = np.repeat(200 * label[..., None], bands, 2)
+    for i in range(4):
+        for folder, pixels in (("images", image), ("masks", label)):
+            path = tmp_path / folder / f"{i}.tif"
+            path.parent.mkdir(exist_ok=True)
+            layout = dict(planarconfig="contig") if pixels.ndim > 2 else {}
+            tifffile.imwrite(path, pixels, photometric="minisblack", **layout)
+    assert run(tmp_path, "--any-side-up") == 0
+    cfg = Config.fromfile(tmp_path / "project/config.py")
+    steps = [step for step in cfg.train_pipeline if "Distortion" not in step["type"]]
+    dataset = DATASETS.build({**cfg.train_dataloader.dataset, "pipeline": steps})
+    slanted, uncovered = [], []
+    for sample in itertools.chain(*[dataset] * 4):
+        turned = sample["data_samples"].gt_sem_seg.data[0].numpy()
+        inside = turned < 2
+        bright = sample["inputs"][-1].numpy() > 100
+        assert (bright == turned)[inside].mean() > 0.95
+        slanted.append(np.ptp((turned == 1).sum(1)) > 3 < np.ptp((turned == 1).sum(0)))
+        uncovered.append(not inside.all())
+    assert any(slanted) and any(uncovered)
 
 
 def test_copies_and_groups_stay_together(tmp_path, capsys):
