@@ -26,8 +26,7 @@ from mmseg_ext import register_all_modules
 from mmseg_ext.comparison.timing import compare_times
 from mmseg_ext.cost.model_cost import MultiplyAdds, count_multiply_adds
 from mmseg_ext.layers import ExternalAttention2d
-from mmseg_ext.layers._composed_external_attention import composed_attention
-from mmseg_ext.layers.precision import autocast_disabled
+from mmseg_ext.layers import _composed_external_attention as composed
 
 CHANNELS = 512
 _BN = {"type": "BN"}
@@ -37,11 +36,9 @@ class ComposedExternalAttention(ExternalAttention2d):
     """External attention with composed weights on any device and for any size."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self._is_composable():
+        if not composed.is_possible(self):
             return self.published_order(x)  # modules with hooks are counted one by one
-        with autocast_disabled(x):
-            weights = self._composed_weights()
-        return composed_attention(x, *weights, self.conv2[1], self.normalize)
+        return composed.attend(self, x)
 
 
 class PositionSelfAttention(nn.Module):

@@ -23,7 +23,7 @@ import mmseg_ext
 from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.commands import run
 from mmseg_ext.inference.models import DEFAULT
-from mmseg_ext.inference.object_files import ObjectFiles
+from mmseg_ext.inference.prediction import ResultFiles
 from mmseg_ext.inspection import attention_pictures as attention
 
 try:
@@ -78,7 +78,7 @@ def segment(photo: str | None, config: str = DEFAULT, checkpoint: str = ""):
     predictor = mmseg_ext.Predictor(model)
     result = predictor(photo)
     lines = []
-    files = ObjectFiles(Path(), (), result.classes, usual_area=predictor.min_area)
+    files = ResultFiles(Path(), (), predictor)
     for name, objects in files.objects(result).items():
         share = np.mean(result.labels == result.classes.index(name))
         lines.append(f"**{name}: {len(objects)}** ({share:.1%} of the pixels)")

@@ -128,10 +128,6 @@ def _places_of_blocks(state_dict: StateDict) -> dict[str, str]:
     for stage, groups in enumerate(STAGES):
         count = sum(depths[group] for group in groups)
         places += [f"stages.{stage}.{i}" for i in range(count)]
-    numbered = sorted(found, key=_block_numbers)
+    # By the numbers in the names: [6, 0] for blocks.6.0.
+    numbered = sorted(found, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
     return dict(zip(numbered, places, strict=True))
-
-
-def _block_numbers(name: str) -> list[int]:
-    """Return the numbers in the name of a block: [6, 0] for blocks.6.0."""
-    return [int(number) for number in re.findall(r"\d+", name)]

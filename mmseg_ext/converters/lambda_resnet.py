@@ -78,7 +78,8 @@ def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> State
     rules = [*_TIMM_RULES, (r"head\.(fc\..+)", r"\1" if classifier else None)]
     renamed = {}
     for key, value in rename_keys(state_dict, rules).items():
-        renamed[re.sub(r"stages\.(\d+)", _layer_of_stage, key)] = value
+        name = re.sub(r"stages\.(\d+)", lambda stage: f"layer{int(stage[1]) + 1}", key)
+        renamed[name] = value
     converted = _as_embeddings(renamed, 4)  # of (k, u, r, r, 1)
     # The third stage has two blocks in 26t and six in 50ts.
     arch = "timm_50ts" if len(blocks_in(converted, "layer3")) > 2 else "timm_26t"
@@ -86,11 +87,6 @@ def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> State
     with torch.device("meta"):
         model = LambdaResNet(arch=dict(ARCHS[arch]), num_classes=classes)
     return check_keys(converted, model)
-
-
-def _layer_of_stage(stage: re.Match) -> str:
-    """Return the name of stages.0 here: layer1."""
-    return f"layer{int(stage[1]) + 1}"
 
 
 def _infer_design(state_dict: StateDict) -> dict:

@@ -53,7 +53,9 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
         ValueError: for unmapped and missing keys and other shapes, with a list; if `Relpos` differs
             from its formula; for the classifier of a file that was trained with token labels.
     """
-    state_dict = _extract_backbone(state_dict)
+    if any(key.startswith("backbone.") for key in state_dict):  # a segmentor's
+        prefix = r"(?:backbone\.)?(.+)"
+        state_dict = rename_keys(state_dict, [(_OTHER_PARTS, None), (prefix, r"\1")])
     if classifier:
         if any(re.fullmatch(_AUXILIARY, key) for key in state_dict):
             raise ValueError(
@@ -97,13 +99,6 @@ def convert_rmt_segmentor(state_dict: StateDict) -> StateDict:
         raise ValueError("decode_head.*: not in the checkpoint; use the family 'rmt' for backbones")
     backbone = convert_rmt(state_dict)
     return {f"backbone.{key}": value for key, value in backbone.items()} | others
-
-
-def _extract_backbone(state_dict: StateDict) -> StateDict:
-    """Return only the backbone of a segmentor, without the prefix `backbone.`."""
-    if not any(key.startswith("backbone.") for key in state_dict):
-        return state_dict
-    return rename_keys(state_dict, [(_OTHER_PARTS, None), (r"(?:backbone\.)?(.+)", r"\1")])
 
 
 def _check_formulas(state_dict: StateDict, name: str) -> None:

@@ -4,7 +4,6 @@ import math
 from fractions import Fraction
 
 import torch
-from torch import Tensor
 
 from mmseg_ext.backbones.deepvit import PATCH, DeepViT
 from mmseg_ext.backbones.eamlp import EAMLP, sinusoidal_positions
@@ -35,10 +34,14 @@ def convert_deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
     """
     converted = _select(state_dict, classifier, "patch_embed")
     mixing = [i for i in blocks_in(converted, "blocks") if f"blocks.{i}.{_MIXING}" in converted]
+    patches = entry(converted, "pos_embed").shape[1] - 1
+    side = math.isqrt(patches)
+    if side * side != patches:
+        raise ValueError(f"pos_embed: {patches} patch positions are not a square grid")
     with torch.device("meta"):
         model = DeepViT(
             arch=_deepvit_arch(converted, mixing),
-            img_size=_infer_img_size(entry(converted, "pos_embed")),
+            img_size=side * PATCH,
             re_attention=bool(mixing),
             num_classes=count_classes(converted, "head.weight", classifier),
         )
@@ -56,10 +59,23 @@ def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
     """
     converted = _select(state_dict, classifier, "tokens_to_token")
     if "pos_embed" in converted:
-        _check_positions(converted.pop("pos_embed"))
+        table = converted.pop("pos_embed")
+        expected = sinusoidal_positions(table.shape[-2], table.shape[-1])
+        if table.shape != expected.shape:
+            raise ValueError(f"pos_embed: shape {tuple(table.shape)} is not (1, N, C)")
+        difference = (table.float() - expected).abs().max()
+        if difference > _POSITION_TOLERANCE:
+            raise ValueError(f"pos_embed: differs by {difference:.3g} from the sinusoidal table")
+    embed_dims = entry(converted, "cls_token").shape[-1]
+    arch = {
+        "embed_dims": embed_dims,
+        "depth": max(blocks_in(converted, "blocks"), default=0) + 1,
+        "num_heads": embed_dims // entry(converted, "blocks.0.attn.linear_0.weight").shape[1],
+        "mlp_ratio": len(entry(converted, "blocks.0.mlp.fc1.weight")) / embed_dims,
+    }
     with torch.device("meta"):
         model = EAMLP(
-            arch=_eamlp_arch(converted),
+            arch=arch,
             num_classes=count_classes(converted, "head.weight", classifier),
         )
     return check_keys(converted, model)
@@ -70,23 +86,6 @@ def _select(state_dict: StateDict, classifier: bool, stem: str) -> StateDict:
     kept = rf"(cls_token|pos_embed|(?:{stem}|blocks|norm)\..+)"  # blocks.3.norm1.weight
     head = r"(head\.(?:weight|bias))"
     return rename_keys(state_dict, [(kept, r"\1"), (head, r"\1" if classifier else None)])
-
-
-def _infer_img_size(pos_embed: Tensor) -> int:
-    patches = pos_embed.shape[1] - 1
-    side = math.isqrt(patches)
-    if side * side != patches:
-        raise ValueError(f"pos_embed: {patches} patch positions are not a square grid")
-    return side * PATCH
-
-
-def _check_positions(table: Tensor) -> None:
-    expected = sinusoidal_positions(table.shape[-2], table.shape[-1])
-    if table.shape != expected.shape:
-        raise ValueError(f"pos_embed: shape {tuple(table.shape)} is not (1, N, C)")
-    difference = (table.float() - expected).abs().max()
-    if difference > _POSITION_TOLERANCE:
-        raise ValueError(f"pos_embed: differs by {difference:.3g} from the sinusoidal table")
 
 
 def _deepvit_arch(state_dict: StateDict, mixing: list[int]) -> dict:
@@ -104,15 +103,4 @@ def _deepvit_arch(state_dict: StateDict, mixing: list[int]) -> dict:
         "mlp_ratio": Fraction(len(entry(state_dict, "blocks.0.mlp.fc1.weight")), embed_dims),
         "conv_patch_embed": "patch_embed.conv1.weight" in state_dict,
         "re_attention_blocks": re_attention_blocks,
-    }
-
-
-def _eamlp_arch(state_dict: StateDict) -> dict:
-    """Return the architecture from the shapes of the checkpoint."""
-    embed_dims = entry(state_dict, "cls_token").shape[-1]
-    return {
-        "embed_dims": embed_dims,
-        "depth": max(blocks_in(state_dict, "blocks"), default=0) + 1,
-        "num_heads": embed_dims // entry(state_dict, "blocks.0.attn.linear_0.weight").shape[1],
-        "mlp_ratio": len(entry(state_dict, "blocks.0.mlp.fc1.weight")) / embed_dims,
     }

@@ -32,18 +32,6 @@ _REPLACED: dict[Any, type] = {
 }
 
 
-def _replaced(entry: Any) -> Any:
-    """Return an entry of a pipeline, with this package's class for a stock transform."""
-    if not isinstance(entry, dict):
-        return entry
-    kind = entry.get("type")
-    if isinstance(kind, str):
-        kind = TRANSFORMS.get(kind)
-    if kind not in _REPLACED:
-        return entry
-    return {**entry, "type": _REPLACED[kind]}
-
-
 @DATASETS.register_module()
 class CheckedDataset(BaseSegDataset):
     """A dataset of image and label files that checks its folders first.
@@ -64,8 +52,13 @@ class CheckedDataset(BaseSegDataset):
     EXPECTED: str = ""
 
     def __init__(self, *args, pipeline: Sequence = (), **kwargs):
-        pipeline = [_replaced(entry) for entry in pipeline]
-        super().__init__(*args, pipeline=pipeline, **kwargs)
+        steps = []
+        for step in pipeline:
+            kind = step.get("type") if isinstance(step, dict) else None
+            if isinstance(kind, str):
+                kind = TRANSFORMS.get(kind)
+            steps.append({**step, "type": _REPLACED[kind]} if kind in _REPLACED else step)
+        super().__init__(*args, pipeline=steps, **kwargs)
 
     def load_data_list(self) -> list[dict]:
         for path in filter(None, (self.ann_file, *self.data_prefix.values())):

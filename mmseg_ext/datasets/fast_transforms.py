@@ -29,7 +29,14 @@ class CountingRandomCrop(RandomCrop):
         if self.cat_max_ratio >= 1:
             return box
         for _ in range(10):
-            counts = self._class_counts(self.crop(results["gt_seg_map"], box))
+            label = self.crop(results["gt_seg_map"], box)
+            if label.dtype == np.uint8:
+                counts = np.bincount(label.ravel())
+                classes = np.flatnonzero(counts)
+                counts = counts[classes]
+            else:  # with values that are no index, as -1
+                classes, counts = np.unique(label, return_counts=True)
+            counts = counts[classes != self.ignore_index]
             if len(counts) > 1 and counts.max() / counts.sum() < self.cat_max_ratio:
                 break
             box = self._draw_box(size)
@@ -40,16 +47,6 @@ class CountingRandomCrop(RandomCrop):
         top = np.random.randint(0, max(size[0] - height, 0) + 1)
         left = np.random.randint(0, max(size[1] - width, 0) + 1)
         return top, top + height, left, left + width
-
-    def _class_counts(self, label: np.ndarray) -> np.ndarray:
-        """Return the number of pixels of each class in a label map, without ignored pixels."""
-        if label.dtype == np.uint8:
-            counts = np.bincount(label.ravel())
-            classes = np.flatnonzero(counts)
-            counts = counts[classes]
-        else:  # with values that are no index, as -1
-            classes, counts = np.unique(label, return_counts=True)
-        return counts[classes != self.ignore_index]
 
 
 _BYTES = np.arange(256, dtype=np.uint8)  # the input of each table

@@ -10,8 +10,8 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import decode, read, read_bytes
-from mmseg_ext.images.values import ValueRange, is_deep, is_tiff
+from mmseg_ext.images.files import decode, orientation, read, read_bytes
+from mmseg_ext.images.values import ValueRange, is_deep, is_tiff, turned
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
@@ -69,16 +69,17 @@ class CheckedLoadImage(LoadImageFromFile):
         if photo is None and content is None:
             content = read_bytes(path, self.backend_args)
         if photo is None and self._is_read_by_mmcv(content):
-            flag = self.color_type
-            if not rotates and flag in ("color", "grayscale"):
-                flag += "_ignore_orientation"
-            image = decode(content, path, flag, self.imdecode_backend)
+            image = decode(content, path, self.color_type, self.imdecode_backend)
+            if rotates:
+                image = np.ascontiguousarray(turned(image, orientation(content)))
         else:
             photo = photo or read(content, path)
             if rotates:
                 photo = photo.upright()
             if self.color_type == "unchanged":
-                image = self._unchanged(photo.values)
+                image = photo.values  # (H, W, C)
+                if self.imdecode_backend != "tifffile" and image.shape[2] in (3, 4):
+                    image = image[..., [2, 1, 0, 3][: image.shape[2]]]  # as mmcv reads a file
             else:
                 note = None if self.value_range is not None else photo.dark_note()
                 if note:
@@ -108,11 +109,3 @@ class CheckedLoadImage(LoadImageFromFile):
         # JPEG stores gray itself. mmcv would change values of more bits, and other channels.
         is_plain = self.channels == 3 and not (is_tiff(content) or is_deep(content))
         return is_plain and self.color_type.startswith("grayscale")
-
-    def _unchanged(self, values: np.ndarray) -> np.ndarray:
-        """Return values (H, W, channels) in the order in which mmcv reads them from a file."""
-        channels = values.shape[2]
-        if self.imdecode_backend == "tifffile" or channels not in (3, 4):
-            return values
-        blue_green_red_alpha = [2, 1, 0, 3]
-        return values[..., blue_green_red_alpha[:channels]]

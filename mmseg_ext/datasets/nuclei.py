@@ -97,22 +97,17 @@ class NucleiDataset(CheckedDataset):
         for folder in sorted(root.iterdir()):
             if split_of(folder.name) != self.split:
                 continue
+            label_map = root.parent / LABEL_MAPS / f"{folder.name}.png"
+            if not label_map.is_file():  # drawn at first use
+                content = cv2.imencode(".png", draw_labels(number_nuclei(folder)))[1].tobytes()
+                with atomic_write(label_map) as part:
+                    part.write_bytes(content)
             entry = {
                 "img_path": str(folder / "images" / f"{folder.name}.png"),
-                "seg_map_path": str(_label_map(folder)),
+                "seg_map_path": str(label_map),
                 "label_map": self.label_map,
                 "reduce_zero_label": self.reduce_zero_label,
                 "seg_fields": [],
             }
             entries.append(entry)
         return entries
-
-
-def _label_map(source: Path) -> Path:
-    """Return the label map of an ID, drawn at first use."""
-    path = source.parents[1] / LABEL_MAPS / f"{source.name}.png"
-    if not path.is_file():
-        content = cv2.imencode(".png", draw_labels(number_nuclei(source)))[1].tobytes()
-        with atomic_write(path) as part:
-            part.write_bytes(content)
-    return path

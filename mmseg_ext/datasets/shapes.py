@@ -41,34 +41,14 @@ class Recipe:
 Form = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _disc(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.hypot(u, v) - 1.0
-
-
-def _ring(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.abs(np.hypot(u, v) - 0.78) - 0.27
-
-
-def _square(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.maximum(np.abs(u), np.abs(v)) - 0.85
-
-
-def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6
-
-
-def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    longer = np.maximum(np.abs(u), np.abs(v))
-    shorter = np.minimum(np.abs(u), np.abs(v))
-    return np.maximum(longer - 1.05, shorter - 0.33)
-
-
 FORMS: dict[str, Form] = {
-    "disc": _disc,
-    "ring": _ring,
-    "square": _square,
-    "triangle": _triangle,
-    "cross": _cross,
+    "disc": lambda u, v: np.hypot(u, v) - 1.0,
+    "ring": lambda u, v: np.abs(np.hypot(u, v) - 0.78) - 0.27,
+    "square": lambda u, v: np.maximum(np.abs(u), np.abs(v)) - 0.85,
+    "triangle": lambda u, v: np.maximum(0.866 * np.abs(u) - 0.5 * v, v) - 0.6,
+    "cross": lambda u, v: np.maximum(
+        np.maximum(np.abs(u), np.abs(v)) - 1.05, np.minimum(np.abs(u), np.abs(v)) - 0.33
+    ),
 }
 
 

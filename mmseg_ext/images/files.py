@@ -24,6 +24,7 @@ from mmseg_ext.images.values import (
     IMAGE_SUFFIXES,
     Photo,
     any_size,
+    declarations,
     exif_orientation,
     image_size,
     is_complete,
@@ -31,6 +32,8 @@ from mmseg_ext.images.values import (
     read_page,
     read_pixels,
     require_end,
+    tiff_file,
+    upright_tiff,
 )
 
 # Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
@@ -70,7 +73,7 @@ def _is_shown(name: str) -> bool:
 
 
 def comparable(text: str) -> str:
-    """Return a name as it is compared where its case and its form in Unicode do not count.
+    """Return a name for comparisons in which case and form in Unicode do not count.
 
     macOS writes é as two characters, and Windows finds A.JPG for a.jpg.
     """
@@ -78,7 +81,7 @@ def comparable(text: str) -> str:
 
 
 def same_name(text: str, names: Collection[str]) -> str:
-    """Return the one of some names that equals a text, in any case if it is the only one.
+    """Return the name that equals a text, or the only name that equals it in another case.
 
     Otherwise return the text.
     """
@@ -137,10 +140,16 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
 def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:
     """Return the image in `data` like `mmcv.imfrombytes(data, flag=flag, backend=backend)`.
 
+    It is not turned by its orientation, which decoders find at different places.
+
     Raises:
         UnreadableFileError: if `data`, read from `path`, is empty, truncated or not an image.
     """
+    if flag in ("color", "grayscale") and backend in ("cv2", "pillow"):
+        flag += "_ignore_orientation"
     try:
+        if is_tiff(data):
+            data = upright_tiff(data)
         with contextlib.nullcontext() if backend == "cv2" else any_size():
             image = mmcv.imfrombytes(data, flag=flag, backend=backend)
         require_end(data)
@@ -175,6 +184,9 @@ def _damage(data: bytes, path: str) -> UnreadableFileError:
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation of an image, 1 to 8; 1 (upright) if it has none."""
     try:
+        if is_tiff(data):
+            with tiff_file(io.BytesIO(data)) as file:
+                return declarations([file.pages[0]])["orientation"]
         with any_size():
             return exif_orientation(Image.open(io.BytesIO(data)), data)
     except Exception:  # `decode` reports the damage

@@ -12,13 +12,25 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 Run = Callable[[np.ndarray], np.ndarray]  # images (1, C, H, W) to scores (1, classes, H, W)
+Span = tuple[int, int]  # start, stop
 # Factors that differ more are another scale than training, which varies sizes by 1.25 itself.
 MOST = 1.5
+
+
+def window_spans(length: int, side: int, step: int) -> tuple[Span, ...]:
+    """Return (start, stop) of the windows of one axis, as mmsegmentation cuts them.
+
+    The last window is shifted to the end of the axis.
+    """
+    count = max(length - side + step - 1, 0) // step + 1
+    stops = [min(i * step + side, length) for i in range(count)]
+    return tuple((max(stop - side, 0), stop) for stop in stops)
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class Seen:
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) of the network's input for a photo.
 
-        They are those of mmcv's `Resize`, which fails if a side has no pixels.
+        It equals the size by mmcv's `Resize`, which fails if a side has no pixels.
         """
         limits = self.scale
         if limits is None:
@@ -90,9 +102,9 @@ class Seen:
 
         Args:
             height, width: of the photo.
-            todo: what to do about it, if objects have as many pixels as in the training images.
+            todo: the advice, if objects have as many pixels as in the training images.
             views: width of the network's input per width of the photo, for each view of a test-time
-                augmentation. By default the one of `size`.
+                augmentation. By default one view, by `size`.
         """
         nearest = self.nearest(height, width)
         expected = self.size(*nearest)[1] / nearest[1]
@@ -121,24 +133,19 @@ class Seen:
         return replace(self, window=size, stride=(height - height // 8, width - width // 8))
 
     def windows(self, height: int, width: int) -> list[tuple[slice, slice]]:
-        """Return the windows of a network's input, as rows and columns.
-
-        The last window of an axis is shifted to its end.
-        """
-        spans = []
+        """Return the windows of a network's input, as rows and columns."""
         window = self.window or (height, width)
-        for length, side, step in zip((height, width), window, self.stride or window, strict=True):
-            count = max(length - side + step - 1, 0) // step + 1
-            starts = [max(min(i * step, length - side), 0) for i in range(count)]
-            spans.append([slice(start, min(start + side, length)) for start in starts])
-        return [(rows, columns) for rows in spans[0] for columns in spans[1]]
+        stride = self.stride or window
+        rows = window_spans(height, window[0], stride[0])
+        columns = window_spans(width, window[1], stride[1])
+        return [(slice(*one), slice(*other)) for one, other in product(rows, columns)]
 
 
 def read_metadata(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the metadata of an exported file from its properties, which are JSON.
 
-    Other programs add properties of their own, as quantization does; those that are no JSON are
-    left out.
+    Other programs add properties of their own, as quantization does; properties that are not JSON
+    are left out.
     """
     metadata = {}
     for key, text in properties.items():
@@ -169,7 +176,14 @@ def segment(
     count = np.zeros((height, width), dtype=np.float32)
     for rows, columns in seen.windows(height, width):
         here = np.s_[..., rows, columns]
-        scores = _window_scores(run, metadata, pixels[here])
+        part = pixels[here]  # (C, h, w)
+        if not metadata["dynamic"]:  # the rest gets the color that normalizes to zero
+            canvas = np.empty((len(part), *metadata["size"]), dtype=np.float32)
+            canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
+            canvas[:, : part.shape[1], : part.shape[2]] = part
+            part = canvas
+        scores = run(np.ascontiguousarray(part[None]))[0]
+        scores = scores[:, : rows.stop - rows.start, : columns.stop - columns.start]
         if total is None:
             total = np.zeros((len(scores), height, width), dtype=np.float32)
         total[here] += scores
@@ -181,20 +195,6 @@ def segment(
         labels[score > best] = index
         np.maximum(best, score, out=best)
     return labels.astype(np.min_scalar_type(len(total) - 1))
-
-
-def _window_scores(run: Run, metadata: Mapping[str, Any], pixels: np.ndarray) -> np.ndarray:
-    """Return the scores (classes, h, w) of a window (C, h, w).
-
-    A file of a fixed size gets the rest filled with the color that normalizes to zero.
-    """
-    height, width = pixels.shape[1:]
-    if not metadata["dynamic"]:
-        canvas = np.empty((len(pixels), *metadata["size"]), dtype=np.float32)
-        canvas[:] = np.array(metadata["mean"], dtype=np.float32)[:, None, None]
-        canvas[:, :height, :width] = pixels
-        pixels = canvas
-    return run(np.ascontiguousarray(pixels[None]))[0][:, :height, :width]
 
 
 def resize(maps: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -11,13 +11,14 @@ import contextlib
 import io
 import math
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp")
 IMAGE_SUFFIXES += (".jp2", ".ppm", ".pgm")
@@ -34,27 +35,38 @@ _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values ar
 _BY_OPENCV = ("L", "P", "RGB", "CMYK", "YCbCr")
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
-_EXIF_OF_PNG = (b"eXIf", b"Raw profile type exif")  # the second is ImageMagick's
+# ImageMagick's texts with EXIF, as hexadecimal digits behind a name and a length.
+_PROFILES = ("Raw profile type exif", "Raw profile type APP1")
+_EXIF_OF_PNG = (b"eXIf", *(name.encode() for name in _PROFILES))
 # Such as P5 4 3 255: the kind, width, height and white.
 _PNM = re.compile(rb"P([56])\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s+(?:#.*\s+)*(\d+)\s")
 
-_LIMIT = threading.Lock()  # while Pillow's limit is off
+# Pillow's limits before each block of `any_size` that runs; the first ones are the user's.
+_limits: list[tuple] = []
+_LOCK = threading.Lock()
 
 ValueRange = Sequence[float] | Sequence[Sequence[float]]
 
 
 @contextlib.contextmanager
 def any_size() -> Iterator[None]:
-    """Let Pillow open files of any size in this block, then restore its limit.
+    """Let Pillow open files of any size in this block, then restore its limits.
 
-    The limit protects a server from strangers' files. The user chose these files.
+    They protect a server from strangers' files. The user chose these files. The last two are for
+    texts and color profiles of PNGs.
     """
-    with _LIMIT:
-        before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = before
+    png = PngImagePlugin
+    with _LOCK:  # not while files are decoded, which threads do at the same time
+        _limits.append((Image.MAX_IMAGE_PIXELS, png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY))
+        Image.MAX_IMAGE_PIXELS = None
+        png.MAX_TEXT_CHUNK = png.MAX_TEXT_MEMORY = sys.maxsize
+    try:
+        yield
+    finally:
+        with _LOCK:
+            if len(_limits) == 1:  # the last block that ends
+                Image.MAX_IMAGE_PIXELS, png.MAX_TEXT_CHUNK, png.MAX_TEXT_MEMORY = _limits[0]
+            _limits.pop()
 
 
 @dataclass(frozen=True)
@@ -75,14 +87,7 @@ class Photo:
 
     def upright(self) -> "Photo":
         """Return the image turned as its orientation tells."""
-        values, tag = self.values, self.orientation
-        if tag >= 5:
-            values = values.swapaxes(0, 1)
-        if tag in (3, 4, 7, 8):
-            values = values[::-1]
-        if tag in (2, 3, 6, 7):
-            values = values[:, ::-1]
-        return replace(self, values=values, orientation=1)
+        return replace(self, values=turned(self.values, self.orientation), orientation=1)
 
     def without_data(self) -> np.ndarray:
         """Return which pixels have the declared value of pixels without data, (H, W), bool."""
@@ -128,6 +133,17 @@ class Photo:
             return None
         high = 2 ** max(bits, 8) - 1
         return f"uses {bits} of 16 bits, so it is dark; {_hint(0, high)}"
+
+
+def turned(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Return values (H, W, ...) turned upright by EXIF's orientation, 1 to 8."""
+    if orientation >= 5:
+        values = values.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        values = values[::-1]
+    if orientation in (2, 3, 6, 7):
+        values = values[:, ::-1]
+    return values
 
 
 def _hint(low: float, high: float) -> str:
@@ -303,28 +319,31 @@ def orientation_in(tags: Mapping[int, Any]) -> int:
 
 
 def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
-    """Return the EXIF orientation of a Pillow image, 1 to 8, but not the one of its XMP.
+    """Return the EXIF orientation of a Pillow image, 1 to 8, without looking at its XMP.
 
     Tags that do not decode have none. With the bytes of its file, a PNG is decoded only if it has
     tags, which can follow its pixels.
     """
-    with contextlib.suppress(Exception):  # SyntaxError, struct.error, ValueError, ...
+    with contextlib.suppress(Exception), any_size():  # SyntaxError, struct.error, ValueError, ...
         if image.format == "TIFF":
             return orientation_in(image.getexif())
         may_follow = data is None or any(key in data for key in _EXIF_OF_PNG)
         if image.format == "PNG" and "exif" not in image.info and may_follow:
             image.load()
-        without_xmp = Image.Image()
-        for key in ("exif", "Raw profile type exif"):
-            if key in image.info:
-                without_xmp.info[key] = image.info[key]
-        return orientation_in(without_xmp.getexif())
+        profile = image.info.get("exif")
+        for name in _PROFILES:
+            if profile is None and name in image.info:
+                profile = bytes.fromhex("".join(image.info[name].split("\n")[3:]))
+        tags = Image.Exif()
+        tags.load(profile)
+        return orientation_in(tags)
     return 1
 
 
 def picture_pixels(image: Image.Image, indices: bool = False) -> Photo:
     """Return the pixels of a Pillow image; palettes and other color spaces become RGB."""
-    image.load()  # turns TIFFs
+    with any_size():
+        image.load()  # turns TIFFs
     tag, palette = exif_orientation(image), None
     transparent = "transparency" in image.info  # a color, a value or an index
     if image.mode == "P" and indices:
@@ -369,7 +388,7 @@ def _read_tiff(data: bytes, indices: bool) -> Photo:
 
 
 def tiff_file(file: Any) -> Any:
-    """Return an open TIFF; its images, of which a stack has several, are in `tiff_images`."""
+    """Return an open TIFF; `tiff_images` has its images."""
     try:
         import tifffile
     except ImportError as error:
@@ -455,6 +474,17 @@ def declarations(pages: Sequence[Any]) -> dict[str, Any]:
     return more
 
 
+def upright_tiff(data: bytes) -> bytes:
+    """Return a TIFF without its orientation, by which OpenCV and Pillow turn some images."""
+    tag = None
+    with contextlib.suppress(Exception), tiff_file(io.BytesIO(data)) as file:
+        tag = file.pages[0].tags.get(EXIF_ORIENTATION)
+    if tag is None:
+        return data
+    one = b"\0\1" if data[:1] == b"M" else b"\1\0"  # in the order of the file's bytes
+    return data[: tag.valueoffset] + one + data[tag.valueoffset + 2 :]
+
+
 def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None:
     """Return a TIFF's image if OpenCV or Pillow decodes it as declared, or else None.
 
@@ -476,12 +506,8 @@ def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None
     plain = plain and (bits <= 8 or page.photometric in (_MINISBLACK, _RGB))
     if page.index != 0 or len(pages) > 1 or not (plain or (converted and bits == 8)):
         return None
-    upright = bytearray(data)
-    if tag := page.tags.get(EXIF_ORIENTATION):  # else OpenCV turns some images
-        one = b"\0\1" if data[:1] == b"M" else b"\1\0"  # in the order of the file's bytes
-        upright[tag.valueoffset : tag.valueoffset + 2] = one
     flag = cv2.IMREAD_COLOR if converted else cv2.IMREAD_UNCHANGED
-    values: Any = cv2.imdecode(np.frombuffer(upright, np.uint8), flag)
+    values: Any = cv2.imdecode(np.frombuffer(upright_tiff(data), np.uint8), flag)
     if values is None or values.shape[:2] != (page.imagelength, page.imagewidth):
         return None
     if values.dtype == np.uint16 and bits < 16:

@@ -23,15 +23,14 @@ from torch.nn import functional as F
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
-from mmseg_ext.engine.config import inner_datasets, input_channels
 from mmseg_ext.environment import require_package
 from mmseg_ext.errors import StackError, join_names, one_line
 from mmseg_ext.images.files import image_files
 from mmseg_ext.images.pictures import shown_bands
 from mmseg_ext.images.seen import Seen, read_metadata, segment
 from mmseg_ext.inference.models import DEFAULT, get_model
-from mmseg_ext.inference.predictor import Predictor, image_loader
-from mmseg_ext.inference.scale import SeenByTransforms, read_seen
+from mmseg_ext.inference.predictor import Predictor
+from mmseg_ext.inference.scale import SeenByTransforms
 from mmseg_ext.segmentors import StripEncoderDecoder
 from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
@@ -65,12 +64,12 @@ class Comparison:
 
 @dataclass
 class Exported:
-    """What `export` has written.
+    """A written file, and how it compares with the model.
 
     Attributes:
         path: of the file.
         seen: how the network sees photos, as the metadata says.
-        notes: what a user of the file should know.
+        notes: lines for the users of the file.
         compared: images on which file and model were compared.
     """
 
@@ -109,14 +108,9 @@ def export(
     if not isinstance(model, nn.Module):
         model = get_model(model, weights is None, weights)
     segmentor: Any = model
-    config, meta = segmentor.cfg, segmentor.dataset_meta
-    channels = input_channels(config.model)
-    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
-    loader = image_loader(pipeline[0], channels)
-    seen = read_seen(config)
-    size = _default_size(seen, config, dynamic)
-    if shape:
-        size = (shape[0], shape[-1])
+    config, predictor = segmentor.cfg, Predictor(segmentor)
+    channels, loader, seen = predictor.channels, predictor.load, predictor.seen
+    size = (shape[0], shape[-1]) if shape else _default_size(seen, config, dynamic)
     if not dynamic:
         seen = seen.in_windows(size)
     path = Path(out or Path(config.filename).stem + ".onnx")
@@ -135,8 +129,8 @@ def export(
     order = "RGB" if channels == 3 else "bands"
     metadata = {
         "config": Path(config.filename).name,
-        "classes": list(meta["classes"]),
-        "palette": [list(color) for color in meta["palette"]],
+        "classes": list(predictor.classes),
+        "palette": predictor.palette.tolist(),
         "input": f"{order}, 0 to 255, float32, (B, {channels}, H, W)",
         "output": "class scores, float32, (B, classes, H, W)",
         "channels": channels,
@@ -168,10 +162,10 @@ def export(
             if not isinstance(loader, CheckedLoadImage) or metadata["stored_values"]:
                 result.compared.append(compared)  # `segment` takes values of 0 to 255
                 continue
-            # The photo as it is, as users run the file.
+            # The photo in its own size, as users run the file.
             with torch.no_grad():
                 labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
-            used = float((labels == Predictor(segmentor)(values).labels).mean())
+            used = float((labels == predictor(values).labels).mean())
             result.compared.append(replace(compared, used=used))
     return result
 

@@ -80,6 +80,20 @@ def place_of(tags: tuple[tuple, ...], orientation: int, name: str) -> Georeferen
         todo = "its results have no map coordinates; save it with orientation 1"
         warnings.warn(f"{name}: is on a map with orientation {orientation}, so {todo}")
         return None
+    try:
+        return Georeference(tags, *_decode(values))
+    except (IndexError, TypeError, ValueError):
+        todo = "its results have no map coordinates; write them with gdal_edit"
+        warnings.warn(f"{name}: its tags of a place on a map do not decode, so {todo}")
+        return None
+
+
+def _decode(values: dict[int, Any]) -> tuple[np.ndarray | None, int | None]:
+    """Return the transform and the code of the coordinate system by the values of GeoTIFF's tags.
+
+    Raises:
+        IndexError, TypeError, ValueError: for too few values, or for a transform of NaN.
+    """
     # The directory has a header of four numbers, and then four for each key: its code, where its
     # value is (0: here), the count, and the value.
     rows = np.array(values.get(_KEYS, ())).reshape(-1, 4)[1:].tolist()
@@ -87,11 +101,6 @@ def place_of(tags: tuple[tuple, ...], orientation: int, name: str) -> Georeferen
     is_projected = keys.get(_MODEL_TYPE) == _IS_PROJECTED
     code = keys.get(_PROJECTED_SYSTEM if is_projected else _GEOGRAPHIC_SYSTEM, 0)
     epsg = int(code) if code in _EPSG_CODES else None
-    return Georeference(tags, _transform(values, keys.get(_RASTER_TYPE)), epsg)
-
-
-def _transform(values: dict[int, Any], kind: int | None) -> np.ndarray | None:
-    """Return the transform by the values of the tags and of GTRasterTypeGeoKey."""
     points = np.array(values.get(_TIE_POINTS, ()), float).reshape(-1, 6)
     if _SCALE in values and len(points):
         column, row, _, x, y, _ = points[0]
@@ -101,10 +110,12 @@ def _transform(values: dict[int, Any], kind: int | None) -> np.ndarray | None:
     elif _MATRIX in values:
         transform = np.array(values[_MATRIX], float).reshape(4, 4)[:2, [0, 1, 3]]
     else:  # single points
-        return None
-    if kind == _PIXEL_IS_POINT:
+        return None, epsg
+    if not np.isfinite(transform).all():
+        raise ValueError("a transform of NaN or infinity")
+    if keys.get(_RASTER_TYPE) == _PIXEL_IS_POINT:
         transform[:, 2] -= transform[:, :2].sum(1) / 2
-    return transform
+    return transform, epsg
 
 
 def write_geotiff(values: np.ndarray, place: Georeference, path: Path) -> None:

@@ -8,7 +8,7 @@ a batch, also for several images. Each prediction is written into the arrays of 
 
 import contextlib
 import warnings
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise, product
@@ -30,84 +30,28 @@ from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.pictures import to_picture
+from mmseg_ext.images.seen import window_spans
 from mmseg_ext.images.values import Photo, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.objects import SegmentedObject, find_objects
-from mmseg_ext.inference.overlays import draw_overlay
 from mmseg_ext.inference.scale import read_seen, resized_as
+from mmseg_ext.inference.segmentation import Segmentation
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.mixed_sizes import by_size
-from mmseg_ext.segmentors.score_maps import Merge, window_spans
-from mmseg_ext.segmentors.strip_encoder_decoder import DeferredLogits
+from mmseg_ext.segmentors.score_maps import DeferredLogits, Merge
 from mmseg_ext.terminal import progress
 
 T = TypeVar("T")
 ImageLike = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Tensor | Photo
 
 
-@dataclass(frozen=True)
-class Segmentation:
-    """The labels of an image.
-
-    Attributes:
-        labels: class indices (H, W), in the smallest unsigned type that has room for all classes.
-        classes: names of the classes.
-        palette: RGB colors (classes, 3), uint8.
-        image: the segmented image, RGB (H, W, 3), uint8; of other images than RGB, the
-            `rgb_bands` of the config.
-        scores: probabilities of the classes (classes, H, W), float16, if asked for.
-        confidence: the highest of them (H, W), float16, if asked for.
-        reduction: width of the image, or of a tile, per width of the network's input.
-    """
-
-    labels: np.ndarray
-    classes: tuple[str, ...]
-    palette: np.ndarray
-    image: np.ndarray
-    scores: np.ndarray | None = None
-    confidence: np.ndarray | None = None
-    reduction: float = 1.0
-
-    def overlay(
-        self,
-        opacity: float = 0.5,
-        objects: Mapping[str, Sequence[SegmentedObject]] | None = None,
-        names: bool = False,
-        legend: bool = True,
-        drawn: Collection[str] | None = None,
-    ) -> Image.Image:
-        """Return the image with its classes in color and a line around each object.
-
-        Args:
-            opacity: of the colors inside the lines.
-            objects: of each class, as counted in the legend.
-            names: write each of these objects' class on it.
-            legend: add the classes of the objects below the image, with their count and their
-                share of the pixels.
-            drawn: the classes in color; by default all but background and border.
-        """
-        about = self.image, self.labels, self.classes, self.palette
-        return draw_overlay(*about, opacity, objects, names, legend, drawn)
-
-    def objects(self, name: str, min_area: int = 0) -> list[SegmentedObject]:
-        """Return the connected components of a class with at least `min_area` pixels.
-
-        Raises:
-            ValueError: if the model has no class `name`.
-        """
-        if name not in self.classes:
-            raise ValueError(f"objects: no class {name!r}; use one of {', '.join(self.classes)}")
-        return find_objects(self.labels, self.classes.index(name), name, min_area)
-
-
 class Predictor:
     """Segmentations of images, by the test pipeline of the model's config.
 
     Args:
-        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`; or what `get_model`
-            builds one from: a name, the path of a config, or a config. A name alone has this
-            project's weights.
+        model: a segmentor of `get_model`, or of mmsegmentation's `init_model`; or an argument of
+            `get_model`: a name, the path of a config, or a config. A name without
+            `weights` has this project's.
         weights_or_tta: `weights`, as in `Predictor("config.py", "iter_600.pth")`, or `tta`.
         tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`.
         weights, device: of `get_model`, if `model` is not a segmentor.
@@ -166,22 +110,21 @@ class Predictor:
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
         self.batch_size, self.urls = batch_size, urls
-        self.scores, self.confidence = scores, confidence
-        self.tile = tile
         if overlap is None:
             overlap = (tile or 0) // 8
-        self.overlap = overlap
-        if tile is not None and not 0 <= self.overlap < tile:
+        if tile is not None and not 0 <= overlap < tile:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        self.scores, self.confidence = scores, confidence
+        self.tile, self.overlap = tile, overlap
         config: Any = model.cfg
         if fast:
             model = fast_copy(model)
         self.model: Any = model
         self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
-        self._seen = read_seen(config)
+        self.seen = read_seen(config)
         self._is_told = False  # that an image is at another scale
         if tta:
             pipeline = config.tta_pipeline
@@ -193,7 +136,13 @@ class Predictor:
         self._rgb_bands = config.get("rgb_bands")
         # Pixels that an object of a class needs, by the objects of the training labels.
         self.min_area: dict[str, float] = dict(config.get("min_area") or {})
-        self._load = image_loader(pipeline[0], self.channels, value_range)
+        first: dict[str, Any] = pipeline[0]
+        kind: Any = TRANSFORMS.get(type_name(first))
+        if kind is not None and issubclass(kind, LoadImageFromFile):  # else of another package
+            first = {"channels": self.channels, **first, "type": CheckedLoadImage}
+            if value_range is not None:
+                first["value_range"] = value_range
+        self.load: Any = TRANSFORMS.build(first)
         self._settings = _without_labels(pipeline[1:])
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
@@ -229,12 +178,15 @@ class Predictor:
             UnreadableFileError: for a file that is missing, truncated or no image, or does not fit.
             ValueError: for an array that does not fit, for anything else, and for a URL.
         """
-        if isinstance(images, ImageLike) or hasattr(images, "read"):
-            (result,) = self._results(self._batches([images]))
+        is_one = isinstance(images, ImageLike) or hasattr(images, "read")
+        if not is_one and not isinstance(images, Iterable):
+            raise ValueError(self._refusal(type(images).__name__))
+        given: Any = [images] if is_one else images
+        tiles = self._tiles(given)
+        batches = iter(lambda: list(islice(tiles, self.batch_size)), [])
+        if is_one:
+            (result,) = self._results(batches)
             return result
-        if not isinstance(images, Iterable):
-            raise ValueError(_refusal(type(images).__name__, self.channels))
-        batches = self._batches(images)
         if not isinstance(images, Sequence):
             return self._results(batches)
         with contextlib.closing(one_ahead(batches)) as batches:
@@ -244,45 +196,61 @@ class Predictor:
         """Return a sample for the model's data preprocessor."""
         data = self._read(image)
         with _resizing(data):
-            return self._transform_of(data)(data)
+            return self._transform(data)
 
     def _read(self, image: Any) -> dict:
         """Return an `ImageLike` as the pipeline's first transform does."""
         if isinstance(image, str | Path):
             if "://" in str(image) and not self.urls:
                 raise ValueError(f"{image}: is a URL; use Predictor(model, urls=True) to load it")
-            return self._load({"img_path": str(image)})
+            return self.load({"img_path": str(image)})
         if hasattr(image, "read"):
             image = image.read()
         if isinstance(image, bytes):
-            return self._load({"img_path": "image", "content": image})
-        photo = _photo(image, self.channels)
+            return self.load({"img_path": "image", "content": image})
+        if isinstance(image, Image.Image):
+            image = picture_pixels(image)
+        elif isinstance(image, Tensor):
+            image = image.detach().cpu()
+            if image.ndim == 3:
+                image = image.movedim(0, -1)  # (H, W, C)
+            # NumPy has no bfloat16.
+            image = (image.float() if image.is_floating_point() else image).numpy()
+        if isinstance(image, np.ndarray):
+            count = 0  # of another number of dimensions, which fits no network
+            if image.ndim in (2, 3):
+                count = image.shape[2] if image.ndim == 3 else 1
+            fits = (self.channels, 1, 4) if self.channels == 3 else (self.channels,)
+            if image.size == 0 or count not in fits:
+                raise ValueError(self._refusal(f"shape {image.shape}"))
+            image = declared(image, alpha=(3,) if count == 4 else ())
+        if not isinstance(image, Photo):
+            raise ValueError(self._refusal(type(image).__name__))
         try:
-            return self._load({"img_path": photo.name, "photo": photo})
+            return self.load({"img_path": image.name, "photo": image})
         except UnreadableFileError as error:
             raise ValueError(str(error)) from error
 
-    def _transform_of(self, data: dict) -> Any:
-        """Return the transforms of an image, or of its tiles."""
-        if self.tile is None:
-            return self._transform
-        height, width, channels = np.atleast_3d(data["img"]).shape
-        nearest = self._seen.nearest(height, width)
-        return Compose(resized_as(self._settings, *nearest, channels))
-
-    def _batches(self, images: Iterable[ImageLike]) -> Iterator[list["_Tile"]]:
-        tiles = self._tiles(images)
-        while batch := list(islice(tiles, self.batch_size)):
-            yield batch
+    def _refusal(self, given: str) -> str:
+        channels = self.channels
+        return (
+            f"image: {given}; pass a path, the bytes of a file, a PIL image, an array (H, W, "
+            f"{channels}) or a tensor ({channels}, H, W), of uint8 or floats of 0 to 1"
+        )
 
     def _tiles(self, images: Iterable[ImageLike]) -> Iterator["_Tile"]:
         """Yield the tiles of each image; without `tile` an image is one."""
         for image in images:
             data = self._read(image)
-            with _resizing(data):
-                transform = self._transform_of(data)
             pixels = data["img"]
             size = pixels.shape[:2]
+            height, width = size
+            transform: Any = self._transform
+            if self.tile is not None:
+                height, width = self.seen.nearest(height, width)
+                with _resizing(data):
+                    channels = np.atleast_3d(pixels).shape[2]
+                    transform = Compose(resized_as(self._settings, height, width, channels))
             # The tiles of rows and columns, each with the part that it fills: up to the middle of
             # what it shares with its neighbors.
             axes = []
@@ -303,35 +271,28 @@ class Predictor:
                 if result is None:
                     inputs = sample["inputs"]
                     views = inputs if isinstance(inputs, list) else [inputs]
-                    # Width of the network's input per width of the image. Tiles have that of the
+                    # Width of the network's input per width of the image. Tiles are seen as the
                     # training images, unless a test-time augmentation changes it.
                     factors = [view.shape[-1] / part.shape[1] for view in views]
                     if not self._is_told and (self.tile is None or len(views) > 1):
-                        self._warn_of_scale(data, factors)
-                    labels = np.empty(size, np.min_scalar_type(len(self.classes) - 1))
-                    scores = confidence = None
-                    if self.scores:
-                        count = max(2, len(self.classes))  # a foreground has a background
-                        scores = np.empty((count, *size), np.float16)
-                    if self.confidence:
-                        confidence = np.empty(size, np.float16)
-                    picture = to_picture(pixels, self._rgb_bands)
-                    about = labels, self.classes, self.palette, picture
-                    result = Segmentation(*about, scores, confidence, 1 / factors[0])
+                        high = (self.seen.image_sides or (0, 0))[1]
+                        todo = f"use --tile {high}, or Predictor(tile={high})"
+                        if note := self.seen.note(height, width, todo, factors):
+                            self._is_told = True
+                            warnings.warn(f"{data['img_path']}: {note}", stacklevel=2)
+                    count = max(2, len(self.classes))  # a foreground has a background
+                    result = Segmentation(
+                        np.empty(size, np.min_scalar_type(len(self.classes) - 1)),
+                        self.classes,
+                        self.palette,
+                        to_picture(pixels, self._rgb_bands),
+                        np.empty((count, *size), np.float16) if self.scores else None,
+                        np.empty(size, np.float16) if self.confidence else None,
+                        1 / factors[0],
+                    )
                 corner = (rows.start, columns.start)
                 last = i == len(windows)
                 yield _Tile(sample, corner, (kept_rows, kept_columns), result, last)
-
-    def _warn_of_scale(self, data: dict, factors: Sequence[float]) -> None:
-        """Warn once of an image that the network sees at another scale than in the training."""
-        height, width = data["img"].shape[:2]
-        if self.tile:
-            height, width = self._seen.nearest(height, width)
-        high = (self._seen.image_sides or (0, 0))[1]
-        todo = f"use --tile {high}, or Predictor(tile={high})"
-        if note := self._seen.note(height, width, todo, factors):
-            self._is_told = True
-            warnings.warn(f"{data['img_path']}: {note}", stacklevel=2)
 
     def _results(self, batches: Iterable[list["_Tile"]]) -> Iterator[Segmentation]:
         """Predict batches of tiles, and yield the result of each image when it is complete."""
@@ -361,7 +322,7 @@ class _Tile:
     def fill(self, prediction: Any, merge: Merge) -> None:
         """Write the labels of a prediction, and its scores if the result has them.
 
-        `merge` tells what its `seg_logits` are: probabilities, or a sum of the views' logits.
+        With `merge` 'probs' its `seg_logits` are probabilities, otherwise a sum of logits.
         """
         top, left = self.corner
         rows, columns = self.kept
@@ -375,7 +336,16 @@ class _Tile:
             return
         inputs = self.sample["inputs"]
         views = len(inputs) if isinstance(inputs, list) else 1
-        for start, strip in _probabilities(prediction.seg_logits, merge, views):
+        logits = prediction.seg_logits
+        if isinstance(logits, DeferredLogits):
+            strips = logits.strips()
+        else:
+            strips = [(0, logits.data.permute(1, 2, 0))]
+        for start, strip in strips:  # from top to bottom, (rows, W, classes)
+            if merge == "logits":
+                strip = (strip / views).softmax(2)
+            elif strip.shape[2] == 1:  # of the foreground
+                strip = torch.cat([1 - strip, strip], 2)
             strip_top = top + start
             first = max(strip_top, rows.start)
             stop = min(strip_top + len(strip), rows.stop)
@@ -385,20 +355,6 @@ class _Tile:
                 result.scores[:, here, columns] = part.transpose(2, 0, 1)
             if result.confidence is not None:
                 result.confidence[here, columns] = part.max(2)
-
-
-def _probabilities(logits: Any, merge: Merge, views: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (top, probabilities (rows, W, classes)) of a prediction, from top to bottom."""
-    if isinstance(logits, DeferredLogits):
-        strips = logits.strips()
-    else:
-        strips = [(0, logits.data.permute(1, 2, 0))]
-    for top, scores in strips:
-        if merge == "logits":
-            scores = (scores / views).softmax(2)
-        elif scores.shape[2] == 1:  # of the foreground
-            scores = torch.cat([1 - scores, scores], 2)
-        yield top, scores
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
@@ -425,50 +381,6 @@ def _resizing(data: dict) -> Iterator[None]:
             f"{data['img_path']}: the test pipeline cannot resize {width}x{height} pixels; "
             "pad the image"
         ) from error
-
-
-def image_loader(settings: dict, channels: int, value_range: ValueRange | None = None) -> Any:
-    """Return the first transform of a test pipeline, as the loader of a network's images."""
-    kind = TRANSFORMS.get(type_name(settings))
-    if kind is None or not issubclass(kind, LoadImageFromFile):  # one of another package
-        return TRANSFORMS.build(settings)
-    settings = {"channels": channels, **settings}
-    del settings["type"]
-    if value_range is not None:
-        settings["value_range"] = value_range
-    return CheckedLoadImage(**settings)
-
-
-def _photo(image: Any, channels: int) -> Photo:
-    """Return a picture, an array or a tensor as a photo, with colors in the order RGB."""
-    if isinstance(image, Photo):
-        return image
-    if isinstance(image, Image.Image):
-        return picture_pixels(image)
-    if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        if image.ndim == 3:
-            image = image.movedim(0, -1)  # (H, W, C)
-        # NumPy has no bfloat16.
-        image = (image.float() if image.is_floating_point() else image).numpy()
-    if not isinstance(image, np.ndarray):
-        raise ValueError(_refusal(type(image).__name__, channels))
-    count = 0  # of another number of dimensions, which fits no network
-    if image.ndim == 2:
-        count = 1
-    elif image.ndim == 3:
-        count = image.shape[2]
-    fits = (channels, 1, 4) if channels == 3 else (channels,)
-    if image.size == 0 or count not in fits:
-        raise ValueError(_refusal(f"shape {image.shape}", channels))
-    return declared(image, alpha=(3,) if count == 4 else ())
-
-
-def _refusal(given: str, channels: int) -> str:
-    return (
-        f"image: {given}; pass a path, the bytes of a file, a PIL image, an array (H, W, "
-        f"{channels}) or a tensor ({channels}, H, W), of uint8 or floats of 0 to 1"
-    )
 
 
 def _without_labels(pipeline: list[dict]) -> list[dict]:

@@ -246,22 +246,18 @@ def _shown_heads(layer: nn.Module, x: Tensor, scene: Scene) -> tuple[Tensor, lis
     """Return the mean map of the heads and the maps of some, a title for each, and a summary."""
     size = scene.image.shape[:2]
     maps = head_maps(layer, x, size, scene.pixel)
-    distances = _mean_distance(maps, locate(scene.pixel, size, maps.shape[1:]))
-    numbers = ", ".join(f"{distance:.1f}" for distance in distances)
+    # The mean Manhattan distance of what each head attends to.
+    row, column = locate(scene.pixel, size, maps.shape[1:])
+    down = (torch.arange(maps.shape[1], device=maps.device) - row).abs()[:, None]
+    distance = down + (torch.arange(maps.shape[2], device=maps.device) - column).abs()
+    weights = maps.abs()
+    distances = (weights * distance).sum((1, 2)) / weights.sum((1, 2))
+    numbers = ", ".join(f"{distance:.1f}" for distance in distances.tolist())
     mean, some = maps.mean(0, keepdim=True), maps[:_SHOWN]
     titles = ["mean of the heads"]
     for i in range(len(some)):
         titles.append(f"head {i}")
     return torch.cat([mean, some]), titles, f"mean distance by head: {numbers} positions"
-
-
-def _mean_distance(maps: Tensor, position: tuple[int, int]) -> list[float]:
-    """Return the mean Manhattan distance from a position, weighted by |maps| (heads, h, w)."""
-    rows = torch.arange(maps.shape[1], device=maps.device)
-    columns = torch.arange(maps.shape[2], device=maps.device)
-    distance = (rows - position[0]).abs()[:, None] + (columns - position[1]).abs()
-    weights = maps.abs()
-    return ((weights * distance).sum((1, 2)) / weights.sum((1, 2))).tolist()
 
 
 @matplotlib.rc_context(_STYLE)

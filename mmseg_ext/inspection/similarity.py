@@ -57,16 +57,18 @@ def attention_similarity(model: nn.Module, images: Tensor) -> list[SimilarityGro
     """
     backbone = getattr(model, "backbone", model)
     names: dict[Any, str] = {}
+    common: dict[Any, str] = {}  # names without the last number: stages.2 for stages.2.14.attn
     for name, module in backbone.named_modules():
         if isinstance(module, _LAYERS):
             names[module] = name
+            common[module] = re.sub(r"\.\d+(\.\D+)?$", "", name)
     if not names:
         known = ", ".join(kind.__name__ for kind in _LAYERS)
         raise ValueError(f"{type(backbone).__name__} has none of the layers {known}")
     with evaluating(backbone):
         inputs = layer_inputs(backbone, names, images)
         groups = []
-        for common_name, group in groupby(inputs, lambda layer: _without_number(names[layer])):
+        for common_name, group in groupby(inputs, lambda layer: common[layer]):
             own_names, maps = [], []
             layer: Any
             for layer in group:
@@ -78,11 +80,6 @@ def attention_similarity(model: nn.Module, images: Tensor) -> list[SimilarityGro
             between_heads = torch.einsum("pbgnk,pbhnk->pgh", columns, columns) / count
             groups.append(SimilarityGroup(common_name, own_names, between_layers, between_heads))
     return groups
-
-
-def _without_number(name: str) -> str:
-    """Return the name of a layer without its last number: stages.2 for stages.2.14.attn."""
-    return re.sub(r"\.\d+(\.\D+)?$", "", name)
 
 
 @contextlib.contextmanager

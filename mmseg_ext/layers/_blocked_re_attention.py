@@ -55,8 +55,16 @@ def attend(
     normalized by `norm`.
     """
     matrix = mixing.weight.flatten(1).to(full_precision(q.dtype)) * token_ratio  # (H, H)
-    with autocast_disabled(q):
-        matrix, constant = _affine(matrix, mixing, norm, q, k)
+    with autocast_disabled(q):  # mixing and batch norm become one matrix (H, H) and a constant (H)
+        bias, dtype = mixing.bias, matrix.dtype
+        assert bias is not None
+        bias = bias.to(dtype)
+        if norm.training or norm.running_mean is None or norm.running_var is None:
+            mean, variance = _batch_statistics(norm, q, k, matrix, bias)
+        else:
+            mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)
+        gain = norm.weight.to(dtype) * (variance + norm.eps).rsqrt()  # (H)
+        matrix, constant = matrix * gain[:, None], norm.bias.to(dtype) + gain * (bias - mean)
     parts = [recomputed(_block, block, k, v, matrix, constant) for block in _blocks(q)]
     return torch.cat(parts, 1)
 
@@ -70,21 +78,6 @@ def _block(q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, constant: Tensor) ->
     with autocast_disabled(maps):
         mixed = _Mixing.apply(matrix, constant, maps)
     return (mixed.to(v.dtype) @ v).permute(1, 2, 0, 3)
-
-
-def _affine(
-    matrix: Tensor, mixing: nn.Conv2d, norm: _BatchNorm, q: Tensor, k: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return mixing and batch norm as a matrix (H, H) and a constant (H)."""
-    dtype = matrix.dtype
-    assert mixing.bias is not None
-    bias = mixing.bias.to(dtype)
-    if norm.training or norm.running_mean is None or norm.running_var is None:
-        mean, variance = _batch_statistics(norm, q, k, matrix, bias)
-    else:
-        mean, variance = norm.running_mean.to(dtype), norm.running_var.to(dtype)
-    gain = norm.weight.to(dtype) * (variance + norm.eps).rsqrt()  # (H)
-    return matrix * gain[:, None], norm.bias.to(dtype) + gain * (bias - mean)
 
 
 def _batch_statistics(

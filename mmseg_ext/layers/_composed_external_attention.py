@@ -8,7 +8,7 @@ published order at 512 channels (docs/external_attention.md; crops have 64 x 64 
     64 x 64 positions: inference 82.1 to 16.8 ms, a training step 308.2 to 59.9 ms
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,29 +19,47 @@ from mmseg_ext.layers.precision import autocast_disabled, compute_dtype, full_pr
 from mmseg_ext.layers.submodules import computes_by_weights, update_running_statistics
 from mmseg_ext.torch_versions import is_compiling
 
-Normalize = Callable[[Tensor], Tensor]
+
+def should_use(layer: Any, x: Tensor) -> bool:
+    """Check if composed maps are possible and faster for x (B, C, H, W)."""
+    pixels = x.shape[0] * x.shape[2] * x.shape[3]
+    # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to 1.8 times as long
+    # (docs/gpu.md). Compiled programs for CPUs always compose, because a second one for small maps
+    # would be compiled otherwise.
+    pays_off = not x.is_cuda and (is_compiling() or pixels > layer.memory_size)
+    return pays_off and is_possible(layer)
 
 
-def composed_attention(
-    x: Tensor,
-    keys: Tensor,
-    key_bias: Tensor,
-    values: Tensor,
-    norm: nn.Module,
-    normalize: Normalize,
-) -> Tensor:
-    """Compute relu(x + norm(values @ normalize(keys @ x + key_bias))) for x (B, C, H, W).
+def is_possible(layer: Any) -> bool:
+    """Check if only weights determine the results of the submodules before the norm."""
+    memories = (layer.linear_0,) if layer.tied else (layer.linear_0, layer.linear_1)
+    return computes_by_weights(layer.conv1, layer.conv2, layer.conv2[0], *memories)
 
-    The composed keys are (S, C) with a bias (S,), the composed values (C, S).
-    """
+
+def attend(layer: Any, x: Tensor) -> Tensor:
+    """Compute `layer.published_order(x)` for x (B, C, H, W)."""
     dtype = compute_dtype(x)
     with autocast_disabled(x):
+        # M_k W_1 (S, C), M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least. `flatten` instead of
+        # an index, whose backward pass would fill a tensor with zeros.
+        of_weights = full_precision(layer.conv1.weight.dtype)
+        first = layer.conv1.weight.flatten(1).to(of_weights)  # (C, C)
+        last = layer.conv2[0].weight.flatten(1).to(of_weights)  # (C, C)
+        keys = layer.linear_0.weight.flatten(1).to(of_weights)  # (S, C)
+        if layer.tied:
+            values = keys.t()  # (C, S)
+        else:
+            values = layer.linear_1.weight.flatten(1).to(of_weights)  # (C, S)
+        key_bias, values = keys @ layer.conv1.bias.to(of_weights), last @ values
+        keys = keys @ first
+
         pixels = x.flatten(2).to(dtype)  # (B, C, N)
         keys = keys.to(dtype).expand(x.shape[0], -1, -1)  # (B, S, C)
         # A softmax over positions removes key_bias. It is added because its parameter needs a
         # gradient: DDP stops on unused parameters.
         logits = torch.baddbmm(key_bias.to(dtype)[:, None], keys, pixels)  # (B, S, N)
-        attention = normalize(logits.to(full_precision(dtype)))  # (B, S, N)
+        attention = layer.normalize(logits.to(full_precision(dtype)))  # (B, S, N)
+        norm = layer.conv2[1]
         values, shift = _absorb_norm(values.to(attention.dtype), norm, attention)
         values = values.to(dtype).expand(x.shape[0], -1, -1)  # (B, C, S)
         attention = attention.to(dtype)
@@ -76,26 +94,18 @@ def _absorb_norm(
     if not (isinstance(norm, _BatchNorm) and computes_by_weights(norm)):
         return values, None
     mean, variance = norm.running_mean, norm.running_var
-    if not norm.training and mean is not None and variance is not None:
-        return _fold(norm, values, mean, variance)
-    if norm.training and isinstance(norm, nn.SyncBatchNorm):
-        return values, None  # its statistics are those of all processes
-    # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
-    count = attention.shape[0] * attention.shape[2]
-    slot_mean = attention.mean(dim=(0, 2))  # (S,)
-    centered = attention - slot_mean[:, None]  # (B, S, N)
-    covariance = torch.bmm(centered, centered.transpose(1, 2)).sum(0) / count  # (S, S)
-    mean = values @ slot_mean  # (C,)
-    variance = ((values @ covariance) * values).sum(1)  # (C,)
-    if norm.training and norm.running_mean is not None:
-        update_running_statistics(norm, mean, variance, count)
-    return _fold(norm, values, mean, variance)
-
-
-def _fold(
-    norm: _BatchNorm, values: Tensor, mean: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the scaled values (C, S) and the shift (C,) of a batch norm with these statistics."""
+    if norm.training or mean is None or variance is None:
+        if norm.training and isinstance(norm, nn.SyncBatchNorm):
+            return values, None  # its statistics are those of all processes
+        # For y = V a the batch mean is V mean(a) and the variance is diag(V cov(a) V^T).
+        count = attention.shape[0] * attention.shape[2]
+        slot_mean = attention.mean(dim=(0, 2))  # (S,)
+        centered = attention - slot_mean[:, None]  # (B, S, N)
+        covariance = torch.bmm(centered, centered.transpose(1, 2)).sum(0) / count  # (S, S)
+        mean = values @ slot_mean  # (C,)
+        variance = ((values @ covariance) * values).sum(1)  # (C,)
+        if norm.training and norm.running_mean is not None:
+            update_running_statistics(norm, mean, variance, count)
     scale = torch.rsqrt(variance.to(values.dtype) + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight

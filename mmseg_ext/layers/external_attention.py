@@ -13,17 +13,15 @@ Deviations from the published code:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmseg_ext.layers._composed_external_attention import composed_attention
+from mmseg_ext.layers import _composed_external_attention as composed
 from mmseg_ext.layers.input_shapes import require_map
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
-from mmseg_ext.layers.submodules import computes_by_weights
-from mmseg_ext.torch_versions import is_compiling
 
 Normalization = Literal["double", "softmax"]
 
@@ -102,15 +100,8 @@ class ExternalAttention2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x (B, C, H, W) to (B, C, H, W); the result equals `published_order`."""
         require_map(x, self.channels)
-        pixels = x.shape[0] * x.shape[2] * x.shape[3]
-        # Composing pays off from S + 1 pixels on a CPU; on a GPU it takes up to 1.8 times as long
-        # (docs/gpu.md). Compiled programs for CPUs always compose, because a second one for small
-        # maps would be compiled otherwise.
-        pays_off = not x.is_cuda and (is_compiling() or pixels > self.memory_size)
-        if pays_off and self._is_composable():
-            with autocast_disabled(x):
-                keys, key_bias, values = self._composed_weights()
-            return composed_attention(x, keys, key_bias, values, self.conv2[1], self.normalize)
+        if composed.should_use(self, x):
+            return composed.attend(self, x)
         return self.published_order(x)
 
     def published_order(self, x: Tensor) -> Tensor:
@@ -146,23 +137,3 @@ class ExternalAttention2d(nn.Module):
         if not self.tied:
             with torch.no_grad():
                 self.linear_1.weight.copy_(self.linear_0.weight.transpose(0, 1))
-
-    def _is_composable(self) -> bool:
-        """Check if only weights determine the results of the submodules before the norm."""
-        memories = (self.linear_0,) if self.tied else (self.linear_0, self.linear_1)
-        return computes_by_weights(self.conv1, self.conv2, self.conv2[0], *memories)
-
-    def _composed_weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return M_k W_1 (S, C), M_k b_1 (S,) and W_2 M_v (C, S), in float32 at least."""
-        dtype = full_precision(self.conv1.weight.dtype)
-        last_weight: Any = self.conv2[0].weight  # pyright takes it for a tensor or a module
-        # `flatten` instead of an index, whose backward pass would fill a tensor with zeros.
-        first = self.conv1.weight.flatten(1).to(dtype)  # (C, C)
-        last = last_weight.flatten(1).to(dtype)  # (C, C)
-        keys = self.linear_0.weight.flatten(1).to(dtype)  # (S, C)
-        if self.tied:
-            values = keys.t()  # (C, S)
-        else:
-            values = self.linear_1.weight.flatten(1).to(dtype)  # (C, S)
-        assert self.conv1.bias is not None
-        return keys @ first, keys @ self.conv1.bias.to(dtype), last @ values

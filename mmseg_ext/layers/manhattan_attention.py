@@ -123,7 +123,15 @@ class ManhattanAttention(nn.Module):
         q, k, value = self._heads(x, terms)  # (B, H, W, n, d)
         if self.decomposed:
             along_w = self._attend(q, k, value, terms.biases[0])
-            out = self._attend_along_h(q, k, along_w, terms)
+            bias = terms.biases[1]
+            if bias is None or bias.shape[1] == self.num_heads:
+                q, k, v = (t.transpose(1, 2) for t in (q, k, along_w))  # (B, W, H, n, d)
+                out = self._attend(q, k, v, bias).transpose(1, 2)
+            else:  # columns as heads
+                q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, along_w))
+                out = attend(q, k, v, bias, self.decay == "product")  # (B, W n, H, d)
+                out = out.transpose(1, 2)
+                out = out.unflatten(2, value.shape[2:4])
         else:
             out = self._attend_to_map(q, k, value, terms, x)
         out = out.flatten(-2)  # (B, H, W, C)
@@ -249,17 +257,6 @@ class ManhattanAttention(nn.Module):
         q, k, values = (t.flatten(0, 1).transpose(1, 2) for t in (q, k, v))
         out = attend(q, k, values, bias, self.decay == "product")  # (B H, n, W, d)
         return out.transpose(1, 2).reshape(v.shape)
-
-    def _attend_along_h(self, q: Tensor, k: Tensor, v: Tensor, terms: PositionTerms) -> Tensor:
-        """Attend along H, (B, H, W, n, d) to (B, H, W, n, d)."""
-        bias = terms.biases[1]
-        if bias is None or bias.shape[1] == self.num_heads:
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, W, H, n, d)
-            return self._attend(q, k, v, bias).transpose(1, 2)
-        columns = v.shape[2:4]
-        q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))  # (B, W n, H, d)
-        out = attend(q, k, v, bias, self.decay == "product").transpose(1, 2)  # (B, H, W n, d)
-        return out.unflatten(2, columns)
 
     def _attend_to_map(
         self, q: Tensor, k: Tensor, v: Tensor, terms: PositionTerms, x: Tensor

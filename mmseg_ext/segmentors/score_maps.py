@@ -6,27 +6,28 @@ to the original size. Every step is linear and treats rows and columns separatel
 together are R L C^T. Each matrix is the result of the same steps on the identity of one axis. The
 weights are therefore torch's own.
 
-No paper: the composition is ours. The steps are those of mmsegmentation 1.2.2's
+No paper: the composition is ours. The steps are taken from mmsegmentation 1.2.2's
 `BaseDecodeHead.predict_by_feat`, `EncoderDecoder.slide_inference` and
 `BaseSegmentor.postprocess_result`.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
 import torch
+from mmengine.structures import PixelData
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmseg_ext.images.seen import Span
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.torch_versions import exact_products
 
-Span = tuple[int, int]  # start, stop
-# Twelve views of an image have 24 maps.
-_CACHED = 32
+# Twelve views of an image have 24 maps, and each head of a training has two.
+_CACHED = 64
 # Bytes of one strip of scores; a prediction has up to three. On a CPU a strip stays in the cache
 # (measured: docs/class_maps.md). On a GPU larger strips start fewer kernels (docs/gpu.md).
 STRIP_BYTES = 8 * 2**20
@@ -61,53 +62,41 @@ class AxisMap:
         return slice(first, max(first, last))
 
 
-def _cached_map(build: Callable[..., Tensor]) -> Callable[..., AxisMap]:
-    """Return a cached function of `(*args, like=x)` for the dtype and the device of x.
-
-    Building a matrix copies it to the device, which would synchronize a GPU in every iteration.
-    """
-
-    @lru_cache(_CACHED, typed=True)  # `interpolate` refuses align_corners=1, which equals True
-    def cached(dtype: torch.dtype, device: torch.device, *args) -> AxisMap:
-        # Autograd would refuse a tensor of inference mode later.
-        with torch.inference_mode(False), torch.no_grad():
-            axis_map = AxisMap(build(*args, dtype))
-            axis_map.matrix = axis_map.matrix.to(device)
-        return axis_map
-
-    def axis_map(*args, like: Tensor) -> AxisMap:
-        dtype = full_precision(like.dtype)
-        if not like.is_meta:
-            return cached(dtype, like.device, *args)
-        empty = copy.copy(cached(dtype, torch.device("cpu"), *args))
-        empty.matrix = like.new_empty(empty.matrix.shape, dtype=dtype)
-        return empty
-
+@lru_cache(_CACHED, typed=True)  # `interpolate` refuses align_corners=1, which equals True
+def _cached(
+    build: Callable[..., Tensor], dtype: torch.dtype, device: torch.device, *args
+) -> AxisMap:
+    # Autograd would refuse a tensor of inference mode later.
+    with torch.inference_mode(False), torch.no_grad():
+        axis_map = AxisMap(build(*args, dtype))
+        axis_map.matrix = axis_map.matrix.to(device)
     return axis_map
 
 
-def _identity(size: int, dtype: torch.dtype) -> Tensor:
-    return torch.eye(size, dtype=dtype, device="cpu")
+def axis_map(build: Callable[..., Tensor], *args, like: Tensor) -> AxisMap:
+    """Return the map of `resized` or `viewed` for the dtype and the device of `like`.
+
+    Building a matrix copies it to the device, which would synchronize a GPU in every iteration. So
+    the maps are cached.
+    """
+    dtype = full_precision(like.dtype)
+    if not like.is_meta:
+        return _cached(build, dtype, like.device, *args)
+    empty = copy.copy(_cached(build, dtype, torch.device("cpu"), *args))
+    empty.matrix = like.new_empty(empty.matrix.shape, dtype=dtype)
+    return empty
 
 
-def _resized(matrix: Tensor, size: int, align_corners: bool) -> Tensor:
+def _resize(matrix: Tensor, size: int, align_corners: bool) -> Tensor:
     """Apply mmseg's bilinear `resize` to the first axis: (n, low) to (size, low)."""
     image = matrix[None, None]  # 1, 1, n, low
     shape = (size, matrix.shape[1])
     return F.interpolate(image, shape, mode="bilinear", align_corners=align_corners)[0, 0]
 
 
-@_cached_map
-def resize_map(low: int, size: int, align_corners: bool, dtype: torch.dtype) -> Tensor:
-    """Return the map of a single resize."""
-    return _resized(_identity(low, dtype), size, align_corners)
-
-
-def window_spans(size: int, crop: int, stride: int) -> tuple[Span, ...]:
-    """Return (start, stop) of mmseg's windows on one axis; the last one is shifted to the end."""
-    count = max(size - crop + stride - 1, 0) // stride + 1
-    stops = [min(i * stride + crop, size) for i in range(count)]
-    return tuple((max(stop - crop, 0), stop) for stop in stops)
+def resized(low: int, size: int, align_corners: bool, dtype: torch.dtype) -> Tensor:
+    """Return the matrix (size, low) of a single resize."""
+    return _resize(torch.eye(low, dtype=dtype, device="cpu"), size, align_corners)
 
 
 @dataclass(frozen=True)
@@ -127,8 +116,7 @@ class AxisSteps:
     original: int
 
 
-@_cached_map
-def view_map(
+def viewed(
     low: int,
     window: Span,
     windows: tuple[Span, ...],
@@ -141,7 +129,7 @@ def view_map(
     `window` is one of `windows`, which cover the input.
     """
     start, stop = window
-    matrix = _resized(_identity(low, dtype), stop - start, align_corners)  # window, low
+    matrix = resized(low, stop - start, align_corners, dtype)  # window, low
     matrix = F.pad(matrix, (0, 0, start, steps.size - stop))  # size, low
     count = torch.zeros(steps.size, dtype=dtype, device="cpu")
     for first, last in windows:
@@ -150,7 +138,7 @@ def view_map(
     matrix = matrix[steps.padding[0] : steps.size - steps.padding[1]]
     if steps.flip:
         matrix = matrix.flip(0)
-    return _resized(matrix, steps.original, align_corners)  # original, low
+    return _resize(matrix, steps.original, align_corners)  # original, low
 
 
 def strip_height(width: int, channels: int, like: Tensor, gpu_bytes: int) -> int:
@@ -162,21 +150,7 @@ def strip_height(width: int, channels: int, like: Tensor, gpu_bytes: int) -> int
     return max(1, budget // (width * channels * like.element_size()))
 
 
-def resized_strip(
-    strip: Tensor, top: int, logits: Tensor, rows: AxisMap, columns: AxisMap
-) -> Tensor:
-    """Add the rows from `top` on of R L C^T to `strip` (rows, W, C); `logits` is L (h, w, C)."""
-    bottom = top + len(strip)
-    low, across = rows.needed(top, bottom), columns.reached
-    if low.start == low.stop:  # the window is above or below the strip
-        return strip
-    with exact_products():  # as in mmseg's resize
-        wide = columns.matrix[across] @ logits[low]  # low rows, W, C
-        target = strip[:, across].view(len(strip), -1)  # rows, W C
-        target.addmm_(rows.matrix[top:bottom, low], wide.flatten(1))
-    return strip
-
-
+@dataclass
 class ScoreMap:
     """Scores (H, W, C) of one view of an image: the sum of R L C^T over its windows.
 
@@ -184,8 +158,7 @@ class ScoreMap:
     without their graph, and with the classes last, where softmax and argmax are fastest.
     """
 
-    def __init__(self):
-        self._terms: list[tuple[Tensor, AxisMap, AxisMap]] = []
+    _terms: list[tuple[Tensor, AxisMap, AxisMap]] = field(default_factory=list)
 
     def add(self, logits: Tensor, rows: AxisMap, columns: AxisMap) -> None:
         """Add a window: its logits (C, h, w), and the maps (H, h) and (W, w)."""
@@ -212,67 +185,85 @@ class ScoreMap:
 
     def add_to(self, strip: Tensor, top: int) -> None:
         """Add the scores of the rows from `top` on to `strip` (rows, W, C)."""
-        with autocast_disabled(strip):
-            for term in self._terms:
-                resized_strip(strip, top, *term)
+        bottom = top + len(strip)
+        with autocast_disabled(strip), exact_products():  # as in mmseg's resize
+            for logits, rows, columns in self._terms:
+                low, across = rows.needed(top, bottom), columns.reached
+                if low.start == low.stop:  # the window is above or below the strip
+                    continue
+                wide = columns.matrix[across] @ logits[low]  # low rows, W, C
+                target = strip[:, across].view(len(strip), -1)  # rows, W C
+                target.addmm_(rows.matrix[top:bottom, low], wide.flatten(1))
 
 
-def merged_strips(views: Sequence[ScoreMap], merge: Merge) -> Iterator[tuple[int, Tensor]]:
-    """Yield (top, scores (rows, W, C)) of the merged views, from top to bottom.
+class DeferredLogits(PixelData):
+    """`seg_logits` whose `data` (C, H, W) is computed each time it is read.
 
-    'logits' sums the views' scores, 'probs' averages their probabilities (softmax, or sigmoid of a
-    single channel). Each strip overwrites the one before.
+    Args:
+        views: the scores of the views of an image.
+        merge: 'logits' sums the views' scores, 'probs' averages their probabilities (softmax, or
+            sigmoid of a single channel).
     """
-    height, width, channels = views[0].shape
-    rows = min(strip_height(width, channels, views[0].new_empty(0), STRIP_BYTES_GPU), height)
-    total = views[0].new_empty(rows, width, channels)
-    buffers = []  # of the scores and the probabilities of one view
-    if merge == "probs":
-        buffers = [torch.empty_like(total), torch.empty_like(total)]
-    for top in range(0, height, rows):
-        strip = total[: height - top].zero_()
-        for view in views:
-            if merge == "logits":
-                view.add_to(strip, top)
-            else:
-                scores, out = (buffer[: len(strip)] for buffer in buffers)
-                strip += _probabilities(view, top, scores, out)
-        if merge == "probs":
-            strip /= len(views)
-        yield top, strip
 
+    views: list[ScoreMap]
+    merge: Merge
 
-def _probabilities(view: ScoreMap, top: int, scores: Tensor, out: Tensor) -> Tensor:
-    """Write probabilities of the rows from `top` on to `out`, and return it; overwrite `scores`."""
-    view.add_to(scores.zero_(), top)
-    if scores.shape[2] == 1:
-        return torch.sigmoid(scores, out=out)
-    return torch.softmax(scores, dim=2, out=out)
+    def __init__(self, views: list[ScoreMap], merge: Merge):
+        super().__init__()
+        vars(self).update(views=views, merge=merge)  # PixelData accepts only tensors
 
+    @property
+    def data(self) -> Tensor:
+        return self.labels_and_scores(0, keep_scores=True)["seg_logits"]
 
-def merged_prediction(
-    views: Sequence[ScoreMap], merge: Merge, threshold: float | None, keep_scores: bool
-) -> dict[str, Tensor]:
-    """Return `pred_sem_seg` (1, H, W), and with `keep_scores` also `seg_logits` (C, H, W).
+    def strips(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield (top, merged scores (rows, W, C)), from top to bottom.
 
-    `threshold` applies to the mean probability of a single channel, as in mmseg's heads.
-    """
-    height, width, channels = views[0].shape
-    kept = None
-    if keep_scores:
-        kept = views[0].new_empty(channels, height, width)
-    labels = views[0].new_empty(1, height, width)
-    if channels > 1:
-        labels = labels.long()
-    for top, scores in merged_strips(views, merge):
-        rows = slice(top, top + len(scores))
+        Each strip overwrites the one before.
+        """
+        like = self.views[0]
+        height, width, channels = like.shape
+        rows = min(strip_height(width, channels, like.new_empty(0), STRIP_BYTES_GPU), height)
+        total = like.new_empty(rows, width, channels)
+        buffers = []  # of the scores and the probabilities of one view
+        if self.merge == "probs":
+            buffers = [torch.empty_like(total), torch.empty_like(total)]
+        for top in range(0, height, rows):
+            strip = total[: height - top].zero_()
+            for view in self.views:
+                if self.merge == "logits":
+                    view.add_to(strip, top)
+                    continue
+                scores, probabilities = (buffer[: len(strip)] for buffer in buffers)
+                view.add_to(scores.zero_(), top)
+                if channels == 1:
+                    strip += torch.sigmoid(scores, out=probabilities)
+                else:
+                    strip += torch.softmax(scores, dim=2, out=probabilities)
+            if self.merge == "probs":
+                strip /= len(self.views)
+            yield top, strip
+
+    def labels_and_scores(self, threshold: float | None, keep_scores: bool) -> dict[str, Tensor]:
+        """Return `pred_sem_seg` (1, H, W), and with `keep_scores` also `seg_logits` (C, H, W).
+
+        `threshold` applies to the mean probability of a single channel, as in mmseg's heads.
+        """
+        like = self.views[0]
+        height, width, channels = like.shape
+        found = {"pred_sem_seg": like.new_empty(1, height, width)}
         if channels > 1:
-            torch.argmax(scores, dim=2, out=labels[0, rows])
-        else:
-            assert threshold is not None
-            labels[0, rows] = scores[:, :, 0] > threshold
-        if kept is not None:
-            kept[:, rows] = scores.permute(2, 0, 1)
-    if kept is None:
-        return {"pred_sem_seg": labels}
-    return {"pred_sem_seg": labels, "seg_logits": kept}
+            found["pred_sem_seg"] = found["pred_sem_seg"].long()
+        if keep_scores:
+            found["seg_logits"] = like.new_empty(channels, height, width)
+        for top, scores in self.strips():
+            rows = slice(top, top + len(scores))
+            labels = found["pred_sem_seg"][0, rows]
+            if channels > 1:
+                torch.argmax(scores, dim=2, out=labels)
+            else:
+                assert threshold is not None
+                labels.copy_(scores[:, :, 0] > threshold)
+            if keep_scores:
+                found["seg_logits"][:, rows] = scores.permute(2, 0, 1)
+        return found

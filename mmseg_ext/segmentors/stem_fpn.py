@@ -11,12 +11,11 @@ from torch import Tensor
 class StemFPN(FPN):
     """mmsegmentation's `FPN` for all maps but the first, which it returns unchanged.
 
-    Maps are (B, C_i, H_i, W_i), the finest first, such as those of a backbone with
-    `stem_map=True`. `in_channels` are the C_i without the first; the other arguments are those of
-    `FPN`.
+    Maps are (B, C_i, H_i, W_i), the finest first, for example from a backbone with
+    `stem_map=True`. `in_channels` are the C_i without the first; the other arguments are `FPN`'s.
     """
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the first map, and those of the pyramid, (B, out_channels, H_i, W_i)."""
+        """Return the first map, and the maps (B, out_channels, H_i, W_i) of the pyramid."""
         stem, *others = inputs
         return (stem, *super().forward(others))

@@ -31,7 +31,7 @@ from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
 @MODELS.register_module()
 class StreamingSegTTAModel(BaseTTAModel):
-    """A test-time augmentation model that merges an image's views, in whole and in slide mode.
+    """A test-time augmentation model that merges an image's views, also with sliding windows.
 
     Args:
         swap_seg_labels: pairs of classes that a flip exchanges, as of mmcv's `RandomFlip`; their

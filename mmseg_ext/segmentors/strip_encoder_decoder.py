@@ -1,6 +1,6 @@
 """mmsegmentation's `EncoderDecoder` without maps of classes times full resolution.
 
-No paper. The config fields, labels and losses are those of mmsegmentation 1.2.2's `EncoderDecoder`
+No paper. The config fields, labels and losses equal mmsegmentation 1.2.2's `EncoderDecoder`
 (`mmseg/models/segmentors/encoder_decoder.py`, `base.py`).
 
 Deviations:
@@ -17,7 +17,7 @@ method `named_logits(outputs) -> dict[str, Tensor]`. It returns the maps (B, C, 
 `BaseDecodeHead`'s losses, by their prefix in the log ('' for none). The first is the prediction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -31,16 +31,15 @@ from mmseg.utils import add_prefix
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.images.seen import Span, window_spans
 from mmseg_ext.segmentors.head_errors import explain_loss_error
 from mmseg_ext.segmentors.score_maps import (
     AxisSteps,
+    DeferredLogits,
     Merge,
     ScoreMap,
-    Span,
-    merged_prediction,
-    merged_strips,
-    view_map,
-    window_spans,
+    axis_map,
+    viewed,
 )
 from mmseg_ext.segmentors.strip_losses import can_use_strips, strip_losses
 from mmseg_ext.segmentors.unlabeled_images import mask_unlabeled
@@ -67,20 +66,11 @@ def predicts_by_resize(head: nn.Module) -> bool:
 def prediction(head: Any, outputs: Any) -> Tensor:
     """Return the logits (B, C, h, w) that `predict` would resize, if it `predicts_by_resize`.
 
-    `outputs` is what the head's forward returns: a tensor, or a tuple of tensors.
+    `outputs` is the result of the head's forward: a tensor, or a tuple of tensors.
     """
     if hasattr(head, "named_logits"):
         return next(iter(head.named_logits(outputs).values()))
     return outputs if isinstance(outputs, Tensor) else outputs[0]
-
-
-def loss_logits(head: Any, outputs: Any) -> dict[str, Tensor]:
-    """Return prefix -> logits (B, C, h, w) of a head with known losses, from its outputs."""
-    if hasattr(head, "named_logits"):
-        return head.named_logits(outputs)
-    if type(head).loss_by_feat is DAHead.loss_by_feat:
-        return dict(zip(("pam_cam", "pam", "cam"), outputs, strict=True))
-    return {"": outputs}
 
 
 def _is_known(head: nn.Module, *methods: str) -> bool:
@@ -93,44 +83,16 @@ def _is_known(head: nn.Module, *methods: str) -> bool:
     for method in methods:
         if method in vars(head):
             return False
-        known = getattr(type(head), method) in _KNOWN[method]
-        if not known and not _declared(head, method):
+        if getattr(type(head), method) in _KNOWN[method]:
+            continue
+        for kind in type(head).__mro__:
+            if "named_logits" in vars(kind):  # which describes the methods of the classes below
+                break
+            if method in vars(kind):
+                return False
+        else:
             return False
     return True
-
-
-def _declared(head: BaseDecodeHead, method: str) -> bool:
-    """Return whether `named_logits` describes `method`: no subclass overrides only `method`."""
-    for kind in type(head).__mro__:
-        if "named_logits" in vars(kind):
-            return True
-        if method in vars(kind):
-            break
-    return False
-
-
-class DeferredLogits(PixelData):
-    """`seg_logits` whose `data` (C, H, W) is computed each time it is read.
-
-    Args:
-        views: the scores of the views of an image.
-        merge: how they are merged, see `strips`.
-    """
-
-    views: list[ScoreMap]
-    merge: Merge
-
-    def __init__(self, views: list[ScoreMap], merge: Merge):
-        super().__init__()
-        vars(self).update(views=views, merge=merge)  # PixelData accepts only tensors
-
-    @property
-    def data(self) -> Tensor:
-        return merged_prediction(self.views, self.merge, 0, keep_scores=True)["seg_logits"]
-
-    def strips(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (top, scores (rows, W, C)): probabilities for 'probs', sums for 'logits'."""
-        return merged_strips(self.views, self.merge)
 
 
 @MODELS.register_module()
@@ -195,7 +157,12 @@ class StripEncoderDecoder(EncoderDecoder):
         try:
             if not _is_known(head, "loss", "loss_by_feat"):
                 return head.loss(inputs, data_samples, self.train_cfg)
-            maps = loss_logits(head, head.forward(inputs))
+            outputs = head.forward(inputs)
+            maps: dict[str, Tensor] = {"": outputs}  # (B, C, h, w), by the prefix of their losses
+            if hasattr(head, "named_logits"):
+                maps = head.named_logits(outputs)
+            elif type(head).loss_by_feat is DAHead.loss_by_feat:
+                maps = dict(zip(("pam_cam", "pam", "cam"), outputs, strict=True))
             if can_use_strips(head):
                 return strip_losses(head, maps, data_samples)
             losses = {}
@@ -255,8 +222,8 @@ class StripEncoderDecoder(EncoderDecoder):
             for scores, logits, (vertical, horizontal) in zip(maps, batch, steps, strict=True):
                 scores.add(
                     logits,
-                    view_map(height, rows, all_rows, vertical, aligned, like=logits),
-                    view_map(width, columns, all_columns, horizontal, aligned, like=logits),
+                    axis_map(viewed, height, rows, all_rows, vertical, aligned, like=logits),
+                    axis_map(viewed, width, columns, all_columns, horizontal, aligned, like=logits),
                 )
         return maps
 
@@ -267,12 +234,13 @@ class StripEncoderDecoder(EncoderDecoder):
         threshold = None
         if self.out_channels == 1:
             threshold = self.decode_head.threshold
-        fields = merged_prediction(views, merge, threshold, keep)
+        logits = DeferredLogits(views, merge)
+        fields = logits.labels_and_scores(threshold, keep)
         if "seg_logits" in sample:  # from an earlier prediction
             del sample.seg_logits
         sample.set_data({name: PixelData(data=data) for name, data in fields.items()})
         if not keep:
-            set_hidden_logits(sample, DeferredLogits(views, merge))
+            set_hidden_logits(sample, logits)
 
     def _windows(self, size: tuple[int, int]) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
         """Return the rows and the columns of the windows."""

@@ -20,12 +20,12 @@ from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, cross_entropy
 from mmseg.structures import SegDataSample
 from mmseg.utils import add_prefix
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmseg_ext.layers.precision import autocast_disabled, full_precision
 from mmseg_ext.layers.submodules import does_more_than_forward
 from mmseg_ext.segmentors.head_errors import losses_by_key
-from mmseg_ext.segmentors.score_maps import AxisMap, resize_map, strip_height
+from mmseg_ext.segmentors.score_maps import AxisMap, axis_map, resized, strip_height
 from mmseg_ext.torch_versions import exact_products
 from mmseg_ext.upstream import label_maps
 
@@ -42,14 +42,12 @@ def can_use_strips(head: BaseDecodeHead) -> bool:
     losses = losses_by_key(head)
     if not losses or type(head.ignore_index) is not int:
         return False
-    return all(_is_known(loss) for loss in losses.values())
-
-
-def _is_known(loss: nn.Module) -> bool:
-    """Return whether it is mmseg's class with its criterion: no subclass, no hooks."""
-    if type(loss) is not CrossEntropyLoss or does_more_than_forward(loss):
-        return False
-    return loss.cls_criterion is cross_entropy and loss.reduction in ("mean", "sum")
+    for loss in losses.values():  # of mmseg's class with its criterion: no subclass, no hooks
+        if type(loss) is not CrossEntropyLoss or does_more_than_forward(loss):
+            return False
+        if loss.cls_criterion is not cross_entropy or loss.reduction not in ("mean", "sum"):
+            return False
+    return True
 
 
 def strip_losses(
@@ -73,47 +71,40 @@ def _strip_losses(
     label = label.transpose(0, 1).contiguous()  # H, B, W
     ignored = label == head.ignore_index  # H, B, W
     label = label.masked_fill(ignored, 0)
-    count = (~ignored).sum()
+    count = (~ignored).sum()  # of valid pixels
     found = {}
     for prefix, logits in maps.items():
-        losses = _losses_of_map(head, logits, label, ignored, count)
+        # On a GPU a strip has rows of all images, which starts the fewest kernels. On a CPU it has
+        # rows of one image, which stay in the cache.
+        together = logits.device.type != "cpu"
+        losses: dict[str, Tensor] = {}
+        hits = torch.zeros(())
+        for loss in losses_by_key(head).values():
+            weight = _class_weights(loss, logits)
+            if weight is not None:
+                weight = weight[label].masked_fill_(ignored, 0)  # H, B, W
+            total, hits = StripCrossEntropy.apply(
+                logits, label, ignored, weight, head.align_corners, together
+            )
+            if loss.reduction == "mean":
+                if weight is not None:
+                    divisor = weight.sum()
+                elif loss.avg_non_ignore:
+                    divisor = count.to(total)
+                else:
+                    divisor = label.numel()
+                total = total / (divisor + _EPS)
+            total = loss.loss_weight * total
+            name = loss.loss_name
+            if name in losses:
+                total = losses[name] + total
+            losses[name] = total
+        accuracy = (hits + _EPS) * (100 / (count + _EPS))
+        losses["acc_seg"] = accuracy.float().reshape(1)
         if prefix:
             losses = add_prefix(losses, prefix)
         found |= losses
     return found
-
-
-def _losses_of_map(
-    head: BaseDecodeHead, logits: Tensor, label: Tensor, ignored: Tensor, count: Tensor
-) -> dict[str, Tensor]:
-    """Return the losses of logits (B, C, h, w); labels and mask (H, B, W), `count` valid pixels."""
-    # On a GPU a strip has rows of all images, which starts the fewest kernels. On a CPU it has rows
-    # of one image, which stay in the cache.
-    together = logits.device.type != "cpu"
-    losses: dict[str, Tensor] = {}
-    hits = torch.zeros(())
-    for loss in losses_by_key(head).values():
-        weight = _class_weights(loss, logits)
-        if weight is not None:
-            weight = weight[label].masked_fill_(ignored, 0)  # H, B, W
-        total, hits = StripCrossEntropy.apply(
-            logits, label, ignored, weight, head.align_corners, together
-        )
-        if loss.reduction == "mean":
-            if weight is not None:
-                divisor = weight.sum()
-            elif loss.avg_non_ignore:
-                divisor = count.to(total)
-            else:
-                divisor = label.numel()
-            total = total / (divisor + _EPS)
-        total = loss.loss_weight * total
-        name = loss.loss_name
-        if name in losses:
-            total = losses[name] + total
-        losses[name] = total
-    accuracy = (hits + _EPS) * (100 / (count + _EPS))
-    return losses | {"acc_seg": accuracy.float().reshape(1)}
 
 
 def _class_weights(loss: CrossEntropyLoss, logits: Tensor) -> Tensor | None:
@@ -160,8 +151,8 @@ class StripCrossEntropy(torch.autograd.Function):
                 gradient = torch.zeros_like(x)  # B, h, w, C
             height, batch, width = label.shape
             channels = x.shape[3]
-            rows = resize_map(x.shape[1], height, align_corners, like=x)
-            columns = resize_map(x.shape[2], width, align_corners, like=x)
+            rows = axis_map(resized, x.shape[1], height, align_corners, like=x)
+            columns = axis_map(resized, x.shape[2], width, align_corners, like=x)
 
             side_by_side = batch if together else 1  # images of a strip
             budget = strip_height(side_by_side * width, channels, x, LOSS_STRIP_BYTES_GPU)

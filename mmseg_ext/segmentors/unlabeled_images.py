@@ -54,7 +54,7 @@ def _hook(loss: nn.Module) -> None:
             return output
         counts = labeled.pop()
         if isinstance(module, OhemCrossEntropy):
-            # The mean of no pixel. That of logits which are not finite stays NaN, and is reported.
+            # The mean of no pixel. A mean of logits that are not finite stays NaN, and is reported.
             kept_none = output.isnan() & args[0].isfinite().all()
             output = torch.where(kept_none, torch.zeros_like(output), output)
         if isinstance(output, list):  # of losses, which mmengine adds

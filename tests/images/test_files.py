@@ -11,20 +11,23 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, orientation, read, read_photo  # of any picture
 from mmseg_ext.images.values import (
+    any_size,
     image_size,
+    is_png_with_alpha,
     picture_pixels,
     read_page,
     read_pixels,
     tiff_file,
     tiff_images,
 )
+from mmseg_ext.images.values import turned as turned_values
 from tests.messages import raises_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
@@ -249,6 +252,16 @@ def test_tiffs_are_turned_unless_they_have_a_label_map(tag, mode, compression, t
     assert np.array_equal(image.fit(3), turned)
     (tmp_path / "a.tif").write_bytes(data)
     assert image_size((tmp_path / "a.tif").open("rb")) == (48, 40)
+    backends = ["cv2", "pillow"]  # which turn some of them
+    if compression == "raw":
+        backends.append("tifffile")
+    for backend in backends:
+        for color in ("color", "unchanged"):
+            loader = CheckedLoadImage(color_type=color, imdecode_backend=backend)
+            found = loader.transform({"img_path": "x", "content": data})["img"]
+            labeled = {"img_path": "x", "content": data, "seg_map_path": "y"}
+            again = turned_values(loader.transform(labeled)["img"], tag)
+            assert found.shape[:2] == turned.shape[:2] and np.array_equal(found, again)
 
 
 def test_sixteen_bits_that_use_few_warn_once_for_a_kind_of_file(monkeypatch):
@@ -337,6 +350,21 @@ def test_pillows_limit_is_not_for_chosen_files_and_stays(monkeypatch, tmp_path):
     assert Image.MAX_IMAGE_PIXELS == 9
 
 
+def test_the_limits_are_off_until_the_last_block_ends(monkeypatch):
+    """Blocks of threads overlap."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    first, second = any_size(), any_size()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert Image.MAX_IMAGE_PIXELS is None
+    with any_size():
+        pass
+    assert Image.MAX_IMAGE_PIXELS is None
+    second.__exit__(None, None, None)
+    assert Image.MAX_IMAGE_PIXELS == 9 and PngImagePlugin.MAX_TEXT_CHUNK == 2**20
+
+
 @pytest.mark.parametrize("tag", [0, 9, 65535])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
 def test_unknown_orientations_are_upright(kind, tag):
@@ -357,22 +385,53 @@ def test_only_exif_turns_photos(kind):
     assert read(data, "a").orientation == orientation(data) == 1
 
 
-@pytest.mark.parametrize("place", ["before the pixels", "behind the pixels", "as a text"])
-def test_exif_of_pngs(place):
-    exif = Image.Exif()
+HEADER, END = 33, -12  # places in a PNG: before the pixels, and behind them
+
+
+def turned_png(place: int, kind: str) -> bytes:
+    """Return RGB as a PNG with orientation 6, in a chunk or a text of this kind."""
+    exif, data = Image.Exif(), picture(RGB, "PNG")
     exif[0x0112] = 6
-    header, end = 33, -12  # bytes of the first chunks and of the last one
-    data = picture(RGB, "PNG")
     tags = exif.tobytes()  # begins with Exif\0\0, which the chunk leaves out
-    if place == "before the pixels":
-        data = data[:header] + png_chunk(b"eXIf", tags[6:]) + data[header:]
-    elif place == "behind the pixels":
-        data = data[:end] + png_chunk(b"eXIf", tags[6:]) + data[end:]
-    else:  # of ImageMagick
-        text = b"\nexif\n%8d\n%s\n" % (len(tags), tags.hex().encode())
-        key = b"Raw profile type exif\0\0"
-        data = data[:header] + png_chunk(b"zTXt", key + zlib.compress(text)) + data[header:]
+    chunk = png_chunk(b"eXIf", tags[6:])
+    if kind != "chunk":  # of ImageMagick
+        text = b"\n%s\n%8d\n%s\n" % (kind.encode(), len(tags), tags.hex().encode())
+        key = b"Raw profile type " + kind.encode() + b"\0\0"
+        chunk = png_chunk(b"zTXt", key + zlib.compress(text))
+    return data[:place] + chunk + data[place:]
+
+
+@pytest.mark.parametrize("place", [HEADER, END])
+@pytest.mark.parametrize("kind", ["chunk", "exif", "APP1"])
+@pytest.mark.parametrize("backend", ["cv2", "pillow"])
+def test_a_turned_png_is_turned_in_all_ways(place, kind, backend):
+    """OpenCV and Pillow find only some of these tags."""
+    data, turned = turned_png(place, kind), np.rot90(RGB, -1)  # clockwise
     assert orientation(data) == read(data, "a").orientation == 6
+    assert np.array_equal(read(data, "a").upright().values, turned)
+    assert np.array_equal(picture_pixels(Image.open(io.BytesIO(data))).upright().values, turned)
+    for color in ("color", "unchanged", "grayscale"):
+        loader = CheckedLoadImage(color_type=color, imdecode_backend=backend)
+        found = loader.transform({"img_path": "x", "content": data})["img"]
+        stored = loader.transform({"img_path": "x", "content": data, "seg_map_path": "y"})["img"]
+        assert np.array_equal(found, np.rot90(stored, -1))
+        assert color == "grayscale" or np.array_equal(stored, RGB[..., ::-1])
+
+
+@pytest.mark.parametrize("place", [HEADER, END])
+@pytest.mark.parametrize(
+    "kind", [b"iCCPprofile\0\0", b"zTXtComment\0\0", b"iTXtXML:com.adobe.xmp\0\1\0\0\0"]
+)
+@pytest.mark.parametrize("bands", [3, 4])
+def test_long_texts_and_profiles_are_passed_over(place, kind, bands):
+    """Pillow refuses a million characters, to protect servers."""
+    data, values = picture(NOISE[..., :bands], "PNG"), NOISE[..., :bands]
+    chunk = png_chunk(kind[:4], kind[4:] + zlib.compress(b"x" * 2_000_000))
+    data = data[:place] + chunk + data[place:]
+    assert np.array_equal(read(data, "a").values, values)
+    assert image_size(io.BytesIO(data)) == (48, 40) and orientation(data) == 1
+    exif = turned_png(END, "exif")
+    assert orientation(exif[:place] + chunk + exif[place:]) == 6
 
 
 def test_damaged_tiffs_are_no_stacks():
@@ -451,15 +510,17 @@ def test_tags_that_do_not_decode_are_passed_over(kind, tags):
     assert load(data).shape == RGB.shape
 
 
-def test_a_png_of_imagemagick_is_turned_in_all_ways():
-    """In which OpenCV finds no orientation."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    tags, data = exif.tobytes(), picture(RGB, "PNG")
-    text = b"\nexif\n%8d\n%s\n" % (len(tags), tags.hex().encode())
-    chunk = png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
-    data = data[:33] + chunk + data[33:]
-    turned = np.rot90(RGB, -1)  # clockwise
-    assert np.array_equal(load(data), turned[..., ::-1])
-    assert np.array_equal(read(data, "a").upright().values, turned)
-    assert np.array_equal(load(data, seg_map_path="label.png"), RGB[..., ::-1])
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (picture(NOISE[..., :4], "PNG"), True),
+        (picture(NOISE[..., :2], "PNG"), True),
+        (gray_and_alpha_png(), True),
+        (picture(RGB, "PNG"), False),
+        (picture(GRAY, "PNG"), False),
+        (picture(RGB, "JPEG"), False),
+        (b"P6 48 40 255\n" + b"\4\6" * 40, False),  # with these numbers at the place of the kind
+    ],
+)
+def test_which_files_declare_alpha_in_a_png(data, expected):
+    assert is_png_with_alpha(data) == expected

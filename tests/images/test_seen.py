@@ -4,34 +4,37 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.transforms import Resize
+from torch.nn import functional as F
 
-from mmseg_ext.images.seen import Seen, read_metadata
+from mmseg_ext.images.seen import Seen, read_metadata, resize, segment
 
 SIDE = st.integers(1, 400)
 FACTOR = st.floats(0.1, 2)
 
 
+@settings(deadline=None)
 @given(
     height=SIDE,
     width=SIDE,
     keep_ratio=st.booleans(),
-    settings=st.one_of(
+    options=st.one_of(
         st.builds(dict, scale=st.tuples(SIDE, SIDE)),
         st.builds(dict, scale_factor=st.tuples(FACTOR, FACTOR)),
         FACTOR.map(lambda factor: dict(scale_factor=(factor, factor))),
     ),
 )
-def test_sizes_are_those_of_resize(height, width, keep_ratio, settings):
-    size = Seen(keep_ratio=keep_ratio, **settings).size(height, width)
+def test_sizes_are_those_of_resize(height, width, keep_ratio, options):
+    size = Seen(keep_ratio=keep_ratio, **options).size(height, width)
     photo = np.zeros((height, width, 3), np.uint8)
     if 0 in size:  # in which OpenCV cannot resize
         with pytest.raises(Exception, match=r"resize|empty"):
-            Resize(keep_ratio=keep_ratio, **settings)({"img": photo})
+            Resize(keep_ratio=keep_ratio, **options)({"img": photo})
         return
-    assert Resize(keep_ratio=keep_ratio, **settings)({"img": photo})["img"].shape[:2] == size
+    assert Resize(keep_ratio=keep_ratio, **options)({"img": photo})["img"].shape[:2] == size
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,7 @@ def test_the_scale_of_training_is_that_of_the_nearest_training_image():
     assert not seen.note(800, 1000, "use tiles")
 
 
+@settings(deadline=None)  # many windows, on a machine that others use, too
 @given(height=SIDE, width=SIDE, side=SIDE)
 def test_windows_cover_the_input_and_end_with_it(height, width, side):
     covered = np.zeros((height, width), int)
@@ -77,3 +81,45 @@ def test_metadata_comes_back_and_properties_of_other_programs_are_passed_over():
     metadata = read_metadata(properties | others)
     assert Seen.from_metadata(metadata) == seen and not others.keys() & metadata.keys()
     assert Seen.from_metadata({"scale": None, "keep_ratio": False}) == Seen(keep_ratio=False)
+
+
+@pytest.mark.parametrize("size", [(7, 40), (31, 9), (12, 20)])
+def test_maps_are_resized_as_by_pytorch(size):
+    maps = np.random.RandomState(0).rand(3, 12, 20).astype(np.float32)
+    expected = F.interpolate(torch.from_numpy(maps)[None], size, mode="bilinear")[0]
+    assert np.allclose(resize(maps, *size), expected, atol=1e-6)
+
+
+def test_a_photo_is_seen_at_the_scale_of_the_test_or_of_the_training():
+    """The file takes the first channel as the score of class 1."""
+    seen = Seen(scale=(64, 64), image_sides=(128, 128))
+    metadata = seen.metadata() | dict(dynamic=True, size=[64, 64], mean=[0.0] * 3)
+    sizes = []
+
+    def run(images):
+        sizes.append(images.shape[2:])
+        return np.stack([np.full_like(images[:, 0], 99), images[:, 0]], 1)
+
+    photo = np.zeros((100, 256, 3), np.uint8)
+    photo[:, :128] = 255
+    for trained, size in ((False, (25, 64)), (True, (50, 128))):
+        labels = segment(run, metadata, photo, **(dict(trained=True) if trained else {}))
+        assert sizes.pop() == size and labels.dtype == np.uint8
+        assert (labels[:, :125] == 1).all() and (labels[:, 131:] == 0).all()
+
+
+def test_a_file_of_a_fixed_size_gets_windows_filled_with_the_mean():
+    metadata = Seen().metadata() | dict(dynamic=False, size=[32, 48], mean=[5.0, 6, 7])
+    shown = []
+
+    def run(images):
+        shown.append(images[0])
+        return images[:, ::-1]  # the second channel is the score of class 1
+
+    photo = np.random.RandomState(0).randint(0, 256, (20, 100, 3), np.uint8)
+    labels = segment(run, metadata, photo)
+    assert np.array_equal(labels, photo[..., ::-1].argmax(2))
+    assert [pixels.shape for pixels in shown] == [(3, 32, 48)] * 3
+    assert np.array_equal(shown[0][:, :20], photo[:, :48].transpose(2, 0, 1))
+    assert (shown[2][:, 20:] == np.array([5, 6, 7])[:, None, None]).all()
+    assert np.array_equal(shown[2][:, :20], photo[:, 52:].transpose(2, 0, 1))

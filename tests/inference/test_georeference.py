@@ -116,6 +116,25 @@ def test_photos_without_a_place_and_turned_ones(tmp_path):
     check_message(warning.message, 6, where=f"{turned}: ", todo="orientation 1")
 
 
+BROKEN = {
+    "a scale of NaN": [doubles(SCALE, np.nan, 1, 0), doubles(TIE, *CORNER)],
+    "an infinite corner": [doubles(SCALE, 1, 1, 0), doubles(TIE, 0, 0, 0, np.inf, 5, 0)],
+    "five numbers of a tie point": [doubles(SCALE, 1, 1, 0), doubles(TIE, *CORNER[:5])],
+    "one number of a scale": [doubles(SCALE, 1), doubles(TIE, *CORNER)],
+    "a short matrix": [doubles(MATRIX, *range(15))],
+    "a cut directory": [*KINDS["scale"][0][:2], (KEYS, 3, 6, [1, 1, 0, 1, 1024, 0], True)],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_tags_that_are_no_place_are_passed_over_with_a_line(kind, tmp_path):
+    """The photo is segmented, without coordinates that would be wrong."""
+    path = write(tmp_path / "a.tif", BROKEN[kind])
+    with pytest.warns(UserWarning) as caught:
+        assert read_georeference(path) is None
+    check_message(caught[0].message, "decode", where=f"{path}: ", todo="gdal_edit")
+
+
 def test_values_of_the_geokeys_as_gdal_writes_them(tmp_path):
     """The directory has codes, and for texts (tag 34737) their length and place instead of values.
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmseg_ext.inference.overlays import with_legend
-from mmseg_ext.inference.predictor import Segmentation
+from mmseg_ext.inference.segmentation import Segmentation, with_legend
 
 CLASSES = ("background", "cell", "border", "a class with a long name")
 PALETTE = np.array([[9, 9, 9], [0, 200, 0], [200, 0, 0], [0, 0, 200]], np.uint8)

@@ -14,7 +14,7 @@ from torch import nn
 from mmseg_ext.segmentors import StreamingSegTTAModel, StripEncoderDecoder
 
 # The cache of maps is not visible in results.
-from mmseg_ext.segmentors.score_maps import resize_map
+from mmseg_ext.segmentors.score_maps import axis_map, resized
 from tests.segmentors.small import (
     ONE_CHANNEL,
     allocated_at_peak,
@@ -128,11 +128,11 @@ def test_maps_are_built_once_for_each_dtype_and_device():
     """Also in inference mode, whose tensors autograd would refuse later."""
     like = torch.zeros(1)
     with torch.inference_mode():
-        first = resize_map(7, 23, False, like=like)
-    assert resize_map(7, 23, False, like=like.bfloat16()) is first  # float32 for both
+        first = axis_map(resized, 7, 23, False, like=like)
+    assert axis_map(resized, 7, 23, False, like=like.bfloat16()) is first  # float32 for both
     assert not first.matrix.is_inference()
-    assert resize_map(7, 23, False, like=like.double()).matrix.dtype == torch.float64
-    assert resize_map(7, 23, False, like=like.to("meta")).matrix.device.type == "meta"
+    assert axis_map(resized, 7, 23, False, like=like.double()).matrix.dtype == torch.float64
+    assert axis_map(resized, 7, 23, False, like=like.to("meta")).matrix.device.type == "meta"
 
 
 def test_the_threshold_itself_is_background():
