@@ -330,7 +330,7 @@ def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
         may_follow = data is None or any(key in data for key in _EXIF_OF_PNG)
         if image.format == "PNG" and "exif" not in image.info and may_follow:
             image.load()
-        profile = image.info.get("exif")
+        profile: Any = image.info.get("exif")  # bytes
         for name in _PROFILES:
             if profile is None and name in image.info:
                 profile = bytes.fromhex("".join(image.info[name].split("\n")[3:]))
