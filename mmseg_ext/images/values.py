@@ -330,12 +330,12 @@ def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
         may_follow = data is None or any(key in data for key in _EXIF_OF_PNG)
         if image.format == "PNG" and "exif" not in image.info and may_follow:
             image.load()
-        profile: Any = image.info.get("exif")  # bytes
+        profile = image.info.get("exif")
         for name in _PROFILES:
             if profile is None and name in image.info:
                 profile = bytes.fromhex("".join(image.info[name].split("\n")[3:]))
         tags = Image.Exif()
-        tags.load(profile)
+        tags.load(profile or b"")
         return orientation_in(tags)
     return 1
 
