@@ -13,7 +13,6 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -29,6 +28,7 @@ from mmseg_ext.environment import (
 from mmseg_ext.errors import StackError
 
 if TYPE_CHECKING:
+    from mmseg_ext.checkpoint.safe_loading import safe_loading
     from mmseg_ext.comparison.execute import compare
     from mmseg_ext.inference.export import export
     from mmseg_ext.inference.models import get_model, list_models
@@ -76,14 +76,20 @@ _FUNCTIONS = {
     "new_project": "own_dataset.new_project",
     "predict": "inference.prediction",
     "report": "reports.page",
+    "safe_loading": "checkpoint.safe_loading",
     "test": "runs",
     "train": "runs",
 }
 
 
 def __getattr__(name: str):
-    """Import a function or a folder when it is used."""
+    """Import a function or a folder when it is used.
+
+    Raises:
+        StackError: for a function, if mmengine or mmcv cannot be used.
+    """
     if name in _FUNCTIONS:
+        check_stack(BASE)
         return getattr(importlib.import_module(f"mmseg_ext.{_FUNCTIONS[name]}"), name)
     if name in ("layers", *_ANY_PACKAGE, *_MMSEG):
         return importlib.import_module(f"mmseg_ext.{name}")
@@ -171,25 +177,6 @@ def use_operators_in_pytorch() -> None:
         for name in ("backbones", "datasets"):  # with mmsegmentation they register more
             importlib.reload(importlib.import_module(f"mmseg_ext.{name}"))
         register()
-
-
-def safe_loading(min_backbone_share: float | None = None) -> AbstractContextManager:
-    """Let mmengine, mmsegmentation and their siblings load weights without running code from them.
-
-    Use it as a context manager. Within the block it replaces functions of mmengine, for all
-    threads; other calls of `torch.load` are unchanged. Files must
-    contain only tensors, plain containers and mmengine's logged numbers. Each load logs how much of
-    the model it fills, and refuses weights that are not finite or fill too little of the backbone.
-
-    `DurableRunner`, `train`, `test`, `get_model` and the commands use it automatically.
-
-    Args:
-        min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default.
-    """
-    check_stack(BASE)
-    from mmseg_ext.checkpoint import safe_loading
-
-    return safe_loading.safe_loading(min_backbone_share)
 
 
 if sys.modules.get("mmengine") is None:

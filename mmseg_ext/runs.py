@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.cost.model_cost import write_cost
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.build import build_test_runner, build_train_runner, safely
+from mmseg_ext.engine.build import (
+    build_test_runner,
+    build_train_runner,
+    decide_resuming,
+    safely,
+    training_config,
+)
 from mmseg_ext.engine.duration import iterations_in, recorded_iterations
 from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import LaunchError
@@ -74,7 +80,10 @@ def train(
 
     with logged_warnings():
         if minutes is not None:
-            iterations = recorded_iterations(config, folder) if resume else None
+            cfg = training_config(config, options, folder, launcher)
+            decide_resuming(cfg, resume, options or {})  # also by a restart, without the flag
+            if cfg.resume:
+                iterations = recorded_iterations(cfg)
             iterations = iterations or iterations_in(minutes, build)
             print(f"  --minutes {minutes:g}: {iterations:,} iterations", flush=True)
         runner = build({}, folder, resume)

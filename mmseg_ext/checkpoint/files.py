@@ -77,7 +77,7 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
 
 
 def hashed_name_hint(path: Path) -> str:
-    """Return a hint if there is no file of this name, but one with a hash by `publish_model`."""
+    """Return a hint if there is no file of this name, but a name with a hash by `publish_model`."""
     pattern = f"{glob.escape(path.stem)}-{'[0-9a-f]' * 8}{path.suffix}"
     found = next(path.parent.glob(pattern), None)
     if found is None:

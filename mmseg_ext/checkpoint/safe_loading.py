@@ -39,11 +39,18 @@ def safe_loading(
     entire_model: bool | None = None,
     terms: dict[str, str] | None = None,
 ) -> Iterator[None]:
-    """See `mmseg_ext.safe_loading`. None is the argument of the block around.
+    """Let mmengine, mmsegmentation and their siblings load weights without running code from them.
+
+    Use it as a context manager. Within the block it replaces functions of mmengine, for all
+    threads; other calls of `torch.load` are unchanged. Files must contain only tensors, plain
+    containers and mmengine's logged numbers. Each load logs how much of the model it fills, and
+    refuses weights that are not finite or fill too little of the backbone.
+
+    `DurableRunner`, `train`, `test`, `get_model` and the commands use it automatically.
 
     Args:
-        min_backbone_share: the least share of the backbone's values that weights must fill, 0 to 1;
-            by default 0.9.
+        min_backbone_share: the least share of a backbone's values, 0 to 1; 0.9 by default. None is
+            the argument of the block around, here and below.
         entire_model: weights must fill everything but the auxiliary heads, as testing needs it.
         terms: collects the license and the training data of the files that are loaded.
 

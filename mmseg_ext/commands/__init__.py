@@ -27,7 +27,6 @@ from mmseg_ext import (
     environment,
     errors,
     register,
-    safe_loading,
     use_operators_in_pytorch,
 )
 from mmseg_ext.environment import BASE, STACK, check_stack
@@ -162,23 +161,20 @@ def command(parser: Callable[[], argparse.ArgumentParser], stack: bool = True) -
     """Turn a function of parsed flags into `main(argv)`, which returns the exit status.
 
     Args:
-        stack: load weights safely, and, in a process that the command has to itself, import the
-            stack and register this package's models after the flags are read.
+        stack: in a process that the command has to itself, import the stack and register this
+            package's models after the flags are read.
     """
 
     def decorate(body: Callable[[argparse.Namespace], int | None]) -> Callable:
         @functools.wraps(body)
         def main(argv: Sequence[str] | None = None) -> int:
             args = parser().parse_args(argv)
-            if not stack:
-                return body(args) or 0
-            if argv is None:
+            if stack and argv is None:
                 prepare_stack()
                 # Detectors and classifiers work without mmsegmentation.
                 sibling = find_spec("mmdet") or find_spec("mmpretrain")
                 check_stack(BASE if sibling and not find_spec("mmseg") else STACK)
-            with safe_loading():
-                return body(args) or 0
+            return body(args) or 0
 
         return main
 

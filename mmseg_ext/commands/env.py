@@ -68,7 +68,5 @@ def describe() -> list[tuple[str, str]]:
         rows.append(("registered", ", ".join(registered_names())))
         from mmseg_ext.durable.levers import LEVERS
 
-        for lever in LEVERS:
-            if lever.about:
-                rows.append((f"lever {lever.key}", lever.about))
+        rows += [(f"lever {lever.key}", lever.about) for lever in LEVERS]
     return rows

@@ -38,6 +38,6 @@ def main(args: argparse.Namespace) -> None:
         shape = "x".join(map(str, each.shape))
         line = f"difference {each.difference:.1e}, same class {each.agreeing:.3%}"
         if each.used is not None:
-            line += f"; for the photo as it is, the labels of image_demo {each.used:.2%}"
+            line += f"; for the unchanged photo, the labels of image_demo {each.used:.2%}"
         print(f"{each.name}, {shape}: {line}")
     print(f"{result.path}: {result.path.stat().st_size / 1e6:.1f} MB")

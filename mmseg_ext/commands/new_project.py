@@ -37,7 +37,8 @@ scenes; non-commercial use only, which then also holds for your model).
     kinds.add_argument("--yolo", type=Path, metavar="DIR", help=".txt with polygons, data.yaml")
     kinds.add_argument("--geojson", type=Path, metavar="DIR", help="polygons, as QuPath exports")
     values = parser.add_mutually_exclusive_group()
-    values.add_argument("--objects", action="store_true", help="masks have a number per object")
+    objects = "masks have a number per object, or each polygon is one"
+    values.add_argument("--objects", action="store_true", help=objects)
     binary = "masks are black and white, perhaps with smooth edges or as JPEG"
     values.add_argument("--binary", action="store_true", help=binary)
     missing = "photos without a file of annotations show only background"
@@ -58,6 +59,8 @@ scenes; non-commercial use only, which then also holds for your model).
     rgb = "bands, numbered from 1, that pictures show as red, green and blue"
     parser.add_argument("--rgb", nargs=3, type=int, metavar="N", help=rgb)
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
+    turned = "the photos have no top (from above, microscope): training turns them by any angle"
+    parser.add_argument("--any-side-up", action="store_true", help=turned)
     parser.add_argument("--from", dest="start", default="imagenet", help="see below")
     return parser
 

@@ -1,7 +1,6 @@
 """Print the config and the run record that `train` would start with."""
 
 import argparse
-import functools
 import json
 import os
 from dataclasses import asdict
@@ -25,21 +24,22 @@ def main(args: argparse.Namespace) -> None:
     With `--world-size` the record has `plans`: ways to train on so many GPUs. Otherwise
     `WORLD_SIZE` is the number of processes.
     """
-    from mmseg_ext.engine.amp import enable_amp
-    from mmseg_ext.engine.build import enable_learning_rate_scaling
-    from mmseg_ext.engine.config import load_config
-    from mmseg_ext.engine.plans import plans
-    from mmseg_ext.engine.rescaling import rescale
+    from mmseg_ext.engine.batch import plans
+    from mmseg_ext.engine.build import training_config
     from mmseg_ext.engine.run_record import describe_run
 
     if args.minutes is not None:
         raise ValueError("--minutes: needs a training to measure the speed; set --iterations")
-    change = functools.partial(rescale, iterations=args.iterations, size=args.size)
-    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher, change)
-    if args.amp:
-        enable_amp(cfg)
-    if args.auto_scale_lr:
-        enable_learning_rate_scaling(cfg)
+    cfg = training_config(
+        args.config,
+        args.cfg_options,
+        args.work_dir,
+        args.launcher,
+        args.amp,
+        args.auto_scale_lr,
+        args.iterations,
+        args.size,
+    )
     seed = cfg.get("randomness", {}).get("seed")
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)

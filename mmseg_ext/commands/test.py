@@ -35,5 +35,6 @@ def main(args: argparse.Namespace) -> None:
     """Test; mmengine logs the scores."""
     from mmseg_ext.runs import test
 
+    given = arguments(args)
     with clean_end():
-        test(**arguments(args))
+        test(**given)

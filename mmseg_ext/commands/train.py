@@ -38,8 +38,9 @@ def main(args: argparse.Namespace) -> None:
     from mmseg_ext.reports.run_data import next_commands
     from mmseg_ext.runs import train
 
+    given = arguments(args)
     with clean_end():
-        run = train(**arguments(args))
+        run = train(**given)
         if not is_main_process() or run.checkpoint is None:
             return
     about = "last checkpoint"

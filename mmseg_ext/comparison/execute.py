@@ -1,45 +1,34 @@
-"""Train and test the runs of a plan, each in processes of its own.
+"""Train and test the runs of a plan, each in separate processes.
 
 A run is complete when the files of its tests are there. A run that was stopped resumes, and a run
-that fails costs only itself.
+that fails costs only itself, also if the disk is full.
 """
 
 import ctypes
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mmseg_ext.comparison.plan import (
-    PROGRAM,
-    Plan,
-    Run,
-    command_line,
-    environment,
-    failure,
-    make_plan,
-)
+from mmseg_ext.comparison.plan import Plan, Run, make_plan
 from mmseg_ext.comparison.table import records_of, text_table, write_table
+from mmseg_ext.comparison.timing import Cost
 from mmseg_ext.durable.work_dir import lock_work_dir
+from mmseg_ext.errors import LaunchError, one_line
 
+PROGRAM = (sys.executable, "-m", "mmseg_ext")
 OUTPUT = "output.txt"  # of the processes of a run
 _START, _LINES = 20, 60  # seconds that a run's processes start; between lines of progress
 _PR_SET_PDEATHSIG = 1
-
-
-def commands(plan: Plan) -> list[str]:
-    """Return a line for each run that is not complete, as a shell reads it."""
-    lines = []
-    for run in plan.runs:
-        steps = [command_line(words, plan.threads) for words in steps_of(run, plan.tests)]
-        if steps:
-            lines.append(" && ".join(steps))
-    return lines
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
@@ -48,6 +37,35 @@ def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
     if missing and not run.checkpoint.is_file():
         missing.insert(0, run.train_words())
     return missing
+
+
+def cards_of(gpus: Sequence[int]) -> list[str]:
+    """Return the names of GPUs for CUDA, which a user counts among those that are visible.
+
+    Raises:
+        LaunchError: for a number that is not visible.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible:
+        return [*map(str, gpus)]
+    names = visible.split(",")
+    for number in gpus:
+        if not 0 <= number < len(names):
+            raise LaunchError(
+                f"--gpus {number}: CUDA_VISIBLE_DEVICES={visible} shows {len(names)} GPUs; use 0 "
+                f"to {len(names) - 1}"
+            )
+    return [names[number] for number in gpus]
+
+
+def environment(threads: int | None, gpu: str | None = None) -> dict[str, str]:
+    """Return the environment of a run's process: its threads, and the only GPU that it sees."""
+    found = dict(os.environ)
+    if threads is not None:
+        found["OMP_NUM_THREADS"] = str(threads)
+    if gpu is not None:
+        found["CUDA_VISIBLE_DEVICES"] = gpu
+    return found
 
 
 def start(words: Sequence[str], output: Path, env: dict[str, str]) -> subprocess.Popen:
@@ -64,13 +82,49 @@ def start(words: Sequence[str], output: Path, env: dict[str, str]) -> subprocess
         )
 
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
 def _end_with_parent() -> None:
     """Let the kernel kill this process with its parent, so a later start finds no rival."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def failure(output: str, status: int) -> str:
+    """Return the message of a command that failed, which is the last line of its output."""
+    *_, line = ["", *filter(str.strip, output.splitlines())]
+    if line.startswith("mmseg_ext: "):
+        return line.removeprefix("mmseg_ext: ")
+    return f"ended with status {status}: {one_line(line, 200)}"
+
+
+def measure_in_process(configs: Sequence[Path], env: dict[str, str]) -> list[Cost]:
+    """Measure configs in another process, which builds them and trains a few iterations."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "costs.json")
+        words = ["compare", *map(str, configs), "--measure", str(result)]
+        process = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True)
+        if process.returncode:
+            raise LaunchError(failure(process.stderr, process.returncode))
+        return [Cost(*cost) for cost in json.loads(result.read_text(encoding="utf-8"))]
+
+
+def measure_missing(plan: Plan, gpu: str | None = None) -> None:
+    """Measure the models that have no costs yet, and write the plan.
+
+    In a later start, the seconds of a new model follow from its ratio to the first model's.
+    """
+    first = plan.models[0]
+    for data in plan.data:
+        missing = [model for model in plan.models if (data, model) not in plan.costs]
+        if not missing:
+            continue
+        names = [first, *(model for model in missing if model != first)]
+        print(f"measuring iterations on {data}: {', '.join(names)}", flush=True)
+        files = [plan.config_file(data, name) for name in names]
+        found = measure_in_process(files, environment(plan.threads, gpu))
+        seconds = plan.costs.get((data, first), found[0]).seconds
+        for name, cost in zip(names, found, strict=True):
+            plan.costs.setdefault((data, name), cost._replace(seconds=seconds * cost.ratio))
+    plan.save()
 
 
 class _Job:
@@ -78,35 +132,38 @@ class _Job:
 
     def __init__(self, run: Run, plan: Plan, gpu: str | None):
         self.run, self.plan, self.gpu = run, plan, gpu
-        self.steps = steps_of(run, plan.tests)
         self.started = time.monotonic()
-        self._next()
-
-    def _next(self) -> None:
-        env = environment(self.plan.threads, self.gpu)
-        self.process = start(self.steps.pop(0), self.run.folder / OUTPUT, env)
+        self.step: list[str] = []  # the arguments of `process`
+        self.process: Any = None
+        self.error: str | None = None  # of a run that has ended and is not complete
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
     def has_ended(self) -> bool:
-        """Return whether the last step has ended, or one has failed; start the next step."""
-        status = self.process.poll()
-        # A training that a signal has stopped ends with 0, after it has saved a checkpoint.
-        if status == 0 and self.steps and self.run.checkpoint.is_file():
-            self._next()
-            return False
-        return status is not None
-
-    def error(self) -> str | None:
-        """Return the message of a run that has ended and is not complete."""
-        if not steps_of(self.run, self.plan.tests):
-            return None
-        if not self.process.returncode:
-            return "was stopped; start the comparison again"
-        output = (self.run.folder / OUTPUT).read_text(errors="replace")
-        return failure(output, self.process.returncode)
+        """Start the next step if there is one; return whether the run has ended."""
+        try:
+            status = 0 if self.process is None else self.process.poll()
+            if status is None:
+                return False
+            if status:
+                output = (self.run.folder / OUTPUT).read_text(errors="replace")
+                self.error = failure(output, status)
+                return True
+            steps = steps_of(self.run, self.plan.tests)
+            if not steps:
+                return True
+            if steps[0] == self.step:  # a training that a signal has stopped ends with 0, too
+                self.error = "was stopped; start the comparison again"
+                return True
+            self.step = steps[0]
+            env = environment(self.plan.threads, self.gpu)
+            self.process = start(self.step, self.run.folder / OUTPUT, env)
+        except OSError as error:  # a full disk, a folder of somebody else, too many processes
+            self.error = f"{error.filename or self.run.folder}: {error.strerror}"
+            return True
+        return False
 
 
 def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, str]:
@@ -114,7 +171,7 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
 
     Args:
         jobs: processes at a time; ignored with GPUs.
-        gpus: numbers of GPUs, each of which has one process at a time.
+        gpus: names of GPUs for CUDA; each has one process at a time.
     """
     waiting = [run for run in plan.runs if steps_of(run, plan.tests)]
     expected = {}  # seconds
@@ -139,26 +196,26 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
             while waiting and free:
                 running.append(_Job(waiting.pop(0), plan, free.pop(0)))
                 say(f"{running[-1].run.name}: starts")
-            time.sleep(0.1)
             for job in [job for job in running if job.has_ended()]:
                 running.remove(job)
                 free.append(job.gpu)
                 ended += 1
-                error = job.error()
-                if error is None:
+                if job.error is None:
                     factor = job.seconds / expected[job.run]
                     say(f"{job.run.name}: complete in {timedelta(seconds=round(job.seconds))}")
                 else:
-                    failed[job.run] = error
-                    say(f"{job.run.name}: failed: {error}")
+                    failed[job.run] = job.error
+                    say(f"{job.run.name}: failed: {job.error}")
+            time.sleep(0.1)
             if time.monotonic() > next_line:
                 next_line = time.monotonic() + _LINES
                 say(f"running {', '.join(job.run.name for job in running)}")
     finally:
-        for job in running:
-            job.process.terminate()
-        for job in running:  # it saves a checkpoint
-            job.process.wait()
+        processes = [job.process for job in running if job.process is not None]
+        for process in processes:
+            process.terminate()
+        for process in processes:  # it saves a checkpoint
+            process.wait()
     return failed
 
 
@@ -194,7 +251,7 @@ def compare(
             IoU.CLASS, Dice.CLASS, boundary.CLASS or objects.CLASS (the F1 of its objects).
         tta: also test with test-time augmentation.
         jobs: trainings at a time on a CPU.
-        gpus: numbers of GPUs, with one training at a time on each.
+        gpus: numbers of GPUs as PyTorch counts them, with one training at a time on each.
         dry_run: print the command of each run that is not complete, and return nothing.
 
     Returns:
@@ -204,36 +261,39 @@ def compare(
         LaunchError: for a config that does not build, data of other classes, and a folder with the
             runs of other settings.
     """
-    Path(out).mkdir(parents=True, exist_ok=True)
+    cards = cards_of(gpus)
+    out = Path(out).resolve()  # the printed commands run from any folder
+    out.mkdir(parents=True, exist_ok=True)
+    threads = None  # torch's own number
+    if "OMP_NUM_THREADS" in os.environ:
+        threads = int(os.environ["OMP_NUM_THREADS"])
+    elif jobs > 1:
+        threads = max(1, (os.cpu_count() or 1) // jobs)
     with lock_work_dir(str(out), "--out"):
         plan = make_plan(
             [*map(str, configs)],
             [*map(str, data)],
             seeds,
-            Path(out),
+            out,
             iterations,
             minutes,
             rates,
             metrics,
             tta,
-            threads_of(jobs),
-            str(gpus[0]) if gpus else None,
+            threads,
         )
+        measure_missing(plan, cards[0] if cards else None)
         if dry_run:
-            print("\n".join(commands(plan)))
+            prefix = "" if plan.threads is None else f"OMP_NUM_THREADS={plan.threads} "
+            for run in plan.runs:
+                steps = steps_of(run, plan.tests)
+                if steps:
+                    print(" && ".join(prefix + shlex.join([*PROGRAM, *step]) for step in steps))
             return []
         for note in plan.notes:
             print(f"differs: {note}", flush=True)
-        records = records_of(plan, execute(plan, jobs, [*map(str, gpus)]))
-        files = write_table(plan, records)
-    print(text_table(plan, records))
-    for file in files:
-        print(file)
+        records = records_of(plan, execute(plan, jobs, cards))
+        print(text_table(plan, records), flush=True)  # first: a full disk takes no files
+        for file in write_table(plan, records):
+            print(file)
     return records
-
-
-def threads_of(jobs: int) -> int | None:
-    """Return the threads of each of several processes on a CPU; None leaves them to torch."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return int(os.environ["OMP_NUM_THREADS"])
-    return None if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)

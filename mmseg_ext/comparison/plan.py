@@ -1,8 +1,8 @@
 """The plan of a comparison: configs x data sets x rates x seeds become runs in one folder.
 
-The folder has a resolved config for each model and data set, and `plan.json` with what was measured
-before the first training. Both are written once, so a comparison that is killed and started again
-trains the same.
+The folder has a resolved config for each model and data set, and `plan.json` with the settings and
+the measured times of the first start. Both are written once, so a comparison that is killed and
+started again trains the same.
 
     OUT/plan.json
     OUT/configs/DATA/MODEL.py
@@ -12,13 +12,9 @@ trains the same.
 
 import copy
 import json
-import os
-import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.comparison.timing import Cost
+from mmseg_ext.engine.batch import batch_settings
 from mmseg_ext.engine.config import (
     as_list,
     classes_and_palette,
@@ -37,8 +34,7 @@ from mmseg_ext.engine.config import (
     type_name,
 )
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.engine.run_record import batch_settings
-from mmseg_ext.errors import LaunchError, join_names, one_line, short
+from mmseg_ext.errors import LaunchError, join_names, short
 
 PLAN = "plan.json"
 _SCALE = 100_000  # iterations to which schedules are scaled before they are compared
@@ -65,6 +61,11 @@ class Run:
 
     def __hash__(self) -> int:
         return hash(self.folder)
+
+    @property
+    def experiment(self) -> tuple[str, str, float]:
+        """The entries in which runs of several seeds are equal; see `group_runs`."""
+        return self.data, self.model, self.rate
 
     @property
     def checkpoint(self) -> Path:
@@ -116,18 +117,69 @@ class Run:
 
 @dataclass
 class Plan:
-    """The runs of a comparison, in the order in which they start."""
+    """A comparison in its folder: models, data, settings, and the cost of each model."""
 
     out: Path
     models: list[str]
     data: list[str]
+    seeds: list[int]
+    rates: list[float]
     tests: list[str]  # 'test' and 'tta'
     metrics: list[str]
-    threads: int | None
-    runs: list[Run]
+    iterations: int | None
+    minutes: float | None
+    threads: int | None  # of each process
     configs: dict[tuple[str, str], Config]  # by data and model
-    costs: dict[tuple[str, str], Cost]
+    costs: dict[tuple[str, str], Cost]  # complete when the models are measured
     notes: list[str]  # what differs between the models
+
+    def config_file(self, data: str, model: str) -> Path:
+        return self.out / "configs" / data / f"{model}.py"
+
+    def save(self) -> None:
+        """Write `plan.json`: the settings that change the runs, and what was measured."""
+        content = {
+            "iterations": self.iterations,
+            "minutes": self.minutes,
+            "counted": counted_metrics(self.metrics),
+            "threads": self.threads,
+            "costs": [*self.costs.items()],
+        }
+        write_text(json.dumps(content, indent=1) + "\n", self.out / PLAN)
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Return the runs in the order in which they start; with `minutes` they need the costs."""
+        runs = []
+        for seed in self.seeds:  # complete seeds come first
+            for (data, model), cfg in self.configs.items():
+                length = self.iterations
+                if self.minutes is not None:
+                    length = max(1, round(60 * self.minutes / self.costs[data, model].seconds))
+                last = f"epoch_{cfg.train_cfg.get('max_epochs')}.pth"
+                if "max_iters" in cfg.train_cfg:
+                    last = f"iter_{length or cfg.train_cfg.max_iters}.pth"
+                for rate in self.rates:
+                    folder, options = f"seed{seed}", {"randomness.seed": seed}
+                    if rate != 1:
+                        folder = f"rate{rate:g}_{folder}"
+                        own_rate = cfg.optim_wrapper.optimizer.lr
+                        options["optim_wrapper.optimizer.lr"] = own_rate * rate
+                    run = Run(
+                        model,
+                        data,
+                        seed,
+                        rate,
+                        self.config_file(data, model),
+                        self.out / "runs" / data / model / folder,
+                        last,
+                        options,
+                        length,
+                        tuple(counted_metrics(self.metrics)),
+                        keeps_labels=seed == self.seeds[0],
+                    )
+                    runs.append(run)
+        return runs
 
 
 def make_plan(
@@ -141,89 +193,60 @@ def make_plan(
     metrics: Sequence[str] = ("mIoU",),
     tta: bool = False,
     threads: int | None = None,
-    gpu: str | None = None,
 ) -> Plan:
-    """Return the plan in the folder `out`; write it there, or check that it is the folder's.
+    """Return the plan in the folder `out`; write its configs, or check that they are the folder's.
 
     Raises:
-        LaunchError: for a config that does not build, for data sets of other classes, and for a
+        LaunchError: for a config that does not load, for data sets of other classes, and for a
             folder with the runs of other settings.
     """
-    _check_lists(CONFIG=configs, **{"--data": data, "--seeds": seeds, "--rates": rates})
+    lists = {"CONFIG": configs, "--data": data, "--seeds": seeds, "--rates": rates}
+    for flag, values in lists.items():
+        if len(set(values)) < len(values):
+            raise LaunchError(f"{flag} {join_names([*map(str, values)])}: list each one once")
     if iterations is not None and minutes is not None:
         raise LaunchError("--iterations, --minutes: set one of them")
     models, columns, cfgs = combine(configs, data)
     evaluators = {column: _evaluators(cfgs[column, models[0]], metrics) for column in columns}
-    counted = counted_metrics(metrics)
 
-    # Settings that change the runs, and what was measured: of the first start in this folder.
-    settings = {"iterations": iterations, "minutes": minutes, "counted": counted}
-    stored = _read_plan(out, settings)
-    if stored:
-        threads = stored["threads"]
-    costs = {tuple(name): Cost(*cost) for name, cost in stored.get("costs", [])}
-    paths = {}
+    # The first start in this folder has decided what changes the runs.
+    counted = counted_metrics(metrics)
+    stored = _read_plan(out, {"iterations": iterations, "minutes": minutes, "counted": counted})
+    plan = Plan(
+        out,
+        models,
+        columns,
+        [*seeds],
+        [*rates],
+        ["test", "tta"] if tta else ["test"],
+        [*metrics],
+        iterations,
+        minutes,
+        stored.get("threads", threads),
+        cfgs,
+        {tuple(name): Cost(*cost) for name, cost in stored.get("costs", [])},
+        [],
+    )
     for (column, model), cfg in cfgs.items():
         _prepare(cfg, evaluators[column], any(rate != 1 for rate in rates))
-        paths[column, model] = path = out / "configs" / column / f"{model}.py"
+        path = plan.config_file(column, model)
         is_changed = path.is_file() and path.read_text(encoding="utf-8") != cfg.pretty_text
-        if is_changed and (column, model) in costs:  # else it did not build, and has no runs
+        if is_changed and (column, model) in plan.costs:  # else it did not build, and has no runs
             raise LaunchError(
                 f"{path}: has runs of other settings than {cfg.filename} has now; set another --out"
             )
         write_text(cfg.pretty_text, path)
-    notes: dict[str, None] = {}  # those of several data sets once
+    has_budget = iterations is not None or minutes is not None
     for column in columns:
-        of_column = {model: cfgs[column, model] for model in models}
-        has_budget = iterations is not None or minutes is not None
-        notes |= dict.fromkeys(differing_settings(of_column, has_budget))
-    _complete(costs, models, columns, paths, environment(threads, gpu))
-    content = {**settings, "threads": threads, "costs": [*costs.items()]}
-    write_text(json.dumps(content, indent=1) + "\n", out / PLAN)
-
-    runs = []
-    for seed in seeds:  # complete seeds come first
-        for column in columns:
-            for model in models:
-                cfg, length = cfgs[column, model], iterations
-                if minutes is not None:
-                    length = max(1, round(60 * minutes / costs[column, model].seconds))
-                for rate in rates:
-                    folder, options = f"seed{seed}", {"randomness.seed": seed}
-                    if rate != 1:
-                        folder = f"rate{rate:g}_{folder}"
-                        options["optim_wrapper.optimizer.lr"] = (
-                            cfg.optim_wrapper.optimizer.lr * rate
-                        )
-                    runs.append(
-                        Run(
-                            model,
-                            column,
-                            seed,
-                            rate,
-                            paths[column, model],
-                            out / "runs" / column / model / folder,
-                            _last_checkpoint(cfg, length),
-                            options,
-                            length,
-                            tuple(counted),
-                            keeps_labels=seed == seeds[0],
-                        )
-                    )
-    tests = ["test", "tta"] if tta else ["test"]
-    return Plan(out, models, columns, tests, [*metrics], threads, runs, cfgs, costs, [*notes])
+        lines = differing_settings({model: cfgs[column, model] for model in models}, has_budget)
+        plan.notes += [line for line in lines if line not in plan.notes]
+    return plan
 
 
 def counted_metrics(metrics: Sequence[str]) -> list[str]:
     """Return the metrics for which a test counts more than pixels: boundary, objects.CLASS."""
     found = {"boundary" for metric in metrics if metric.partition(".")[0] == "boundary"}
     return sorted(found | {metric for metric in metrics if metric.startswith("objects.")})
-
-
-def _check_lists(**lists: Sequence) -> None:
-    for flag, values in lists.items():
-        if len(set(values)) < len(values):
-            raise LaunchError(f"{flag} {join_names([*map(str, values)])}: list each one once")
 
 
 def combine(
@@ -246,27 +269,6 @@ def combine(
         for model, cfg in cfgs.items():
             combined[column, model] = with_data(cfg, of_data)
     return models, columns, combined
-
-
-def _complete(
-    costs: dict[tuple[str, str], Cost],
-    models: Sequence[str],
-    columns: Sequence[str],
-    paths: Mapping[tuple[str, str], Path],
-    env: Mapping[str, str],
-) -> None:
-    """Measure the models that have no costs yet, each by its ratio to the first one's seconds."""
-    for column in columns:
-        missing = [model for model in models if (column, model) not in costs]
-        if not missing:
-            continue
-        names = [models[0], *(model for model in missing if model != models[0])]
-        print(f"measuring iterations on {column}: {', '.join(names)}", flush=True)
-        found = _measure([paths[column, name] for name in names], env)
-        first = costs.get((column, models[0]), found[0])
-        for name, cost in zip(names, found, strict=True):
-            cost = cost._replace(seconds=first.seconds * cost.ratio)
-            costs.setdefault((column, name), cost)
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
@@ -316,7 +318,7 @@ def with_data(cfg: Config, of_data: Config) -> Config:
     bands = input_channels(data.model)
     if bands != input_channels(new.model):
         raise LaunchError(
-            f"{cfg.filename}: takes images of {input_channels(new.model)} bands, but those of "
+            f"{cfg.filename}: takes images of {input_channels(new.model)} bands, but the images of "
             f"{of_data.filename} have {bands}; change in_channels, mean and std in the config"
         )
     sampler = new.train_dataloader.get("sampler")
@@ -398,7 +400,7 @@ def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
     by_epoch = "max_iters" not in cfg.train_cfg
     length = cfg.train_cfg.max_epochs if by_epoch else cfg.train_cfg.max_iters
     hooks = cfg.setdefault("default_hooks", {})
-    # The last checkpoint is tested: the best one of a validation would be chosen on its images.
+    # The last checkpoint is tested: a validation chooses the best one on its own images.
     hooks["checkpoint"] = dict(
         type="DurableCheckpointHook",
         by_epoch=by_epoch,
@@ -408,12 +410,6 @@ def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
     if "custom_hooks" in cfg:
         kept = [hook for hook in cfg.custom_hooks if type_name(hook) != "EarlyStoppingHook"]
         cfg.custom_hooks = kept
-
-
-def _last_checkpoint(cfg: Config, iterations: int | None) -> str:
-    if "max_iters" in cfg.train_cfg:
-        return f"iter_{iterations or cfg.train_cfg.max_iters}.pth"
-    return f"epoch_{cfg.train_cfg.max_epochs}.pth"
 
 
 def _read_plan(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,38 +429,6 @@ def _read_plan(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
             )
     return stored
-
-
-def _measure(configs: Sequence[Path], env: Mapping[str, str]) -> list[Cost]:
-    """Measure configs in a process of its own, which builds them and trains a few iterations."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "costs.json")
-        words = ["compare", *map(str, configs), "--measure", str(result)]
-        process = subprocess.run([*PROGRAM, *words], env=env, capture_output=True, text=True)
-        if process.returncode:
-            raise LaunchError(failure(process.stderr, process.returncode))
-        return [Cost(*cost) for cost in json.loads(result.read_text(encoding="utf-8"))]
-
-
-PROGRAM = (sys.executable, "-m", "mmseg_ext")
-
-
-def environment(threads: int | None, gpu: str | None = None) -> dict[str, str]:
-    """Return the environment of a run's process: its threads, and the only GPU that it sees."""
-    found = dict(os.environ)
-    if threads is not None:
-        found["OMP_NUM_THREADS"] = str(threads)
-    if gpu is not None:
-        found["CUDA_VISIBLE_DEVICES"] = gpu
-    return found
-
-
-def failure(output: str, status: int) -> str:
-    """Return the message of a command that failed, which is the last line of its output."""
-    *_, line = ["", *filter(str.strip, output.splitlines())]
-    if line.startswith("mmseg_ext: "):
-        return line.removeprefix("mmseg_ext: ")
-    return f"ended with status {status}: {one_line(line, 200)}"
 
 
 def differing_settings(configs: Mapping[str, Config], has_budget: bool = False) -> list[str]:
@@ -532,9 +496,3 @@ def _facts(cfg: Config) -> dict[str, Any]:
         "starts from": ", ".join(short(str(one)) for one in start if one) or "random weights",
         "runner": cfg.runner_type,
     }
-
-
-def command_line(words: Sequence[str], threads: int | None) -> str:
-    """Return a command as a shell reads it."""
-    prefix = "" if threads is None else f"OMP_NUM_THREADS={threads} "
-    return prefix + shlex.join([*PROGRAM, *words])

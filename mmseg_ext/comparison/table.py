@@ -2,7 +2,7 @@
 
 Scores are computed from the sums of counts over images. So an interval comes from a bootstrap: the
 images are drawn again with replacement, the same for both models, and the scores of the sums are
-compared. The interval tells how much a difference depends on the images of the test. How much it
+compared. The interval shows how much a difference depends on the images of the test. How much it
 depends on the training is the deviation over seeds.
 """
 
@@ -11,7 +11,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,12 @@ from mmseg_ext.comparison.plan import Plan, Run
 from mmseg_ext.cost.model_cost import markdown
 from mmseg_ext.evaluation.boundary_metric import boundary_f1
 from mmseg_ext.evaluation.checked_iou_metric import Images, read_images
+from mmseg_ext.evaluation.object_metric import object_f1
 from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_picture
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.page import template
 from mmseg_ext.reports.run_data import read_curves
+from mmseg_ext.reports.scores import area_scores, group_runs, mean_of_known
 
 RESAMPLES = 2000
 _LEAST_SEEDS = 3  # for a deviation
@@ -38,42 +39,19 @@ _WORST, _SIDE = 4, 240  # images of a data set that the page shows, and pixels o
 Score = Callable[[np.ndarray], np.ndarray]
 
 
-def area_scores(areas: np.ndarray, dice: bool = False) -> np.ndarray:
-    """Return the IoU or Dice of classes (..., C) in percent from areas (..., C, 3).
-
-    The areas are pixels that are hit, true and predicted. A class without pixels is NaN.
-    """
-    hit, true, predicted = np.moveaxis(np.asarray(areas, float), -1, 0)
-    pixels = (true + predicted) / 2 if dice else true + predicted - hit
-    nothing = np.full(pixels.shape, np.nan)
-    return 100 * np.divide(hit, pixels, out=nothing, where=pixels > 0)
-
-
-def object_f1(counts: np.ndarray) -> np.ndarray:
-    """Return the F1 of objects (...) in percent from counts (..., 3): matched, predicted, true."""
-    matched, predicted, true = np.moveaxis(np.asarray(counts, float), -1, 0)
-    nothing = np.full(matched.shape, np.nan)
-    return 200 * np.divide(matched, predicted + true, out=nothing, where=predicted + true > 0)
-
-
 def score_of(metric: str, classes: Sequence[str]) -> Score:
-    """Return the score (...) of counts (..., *count): of classes, of one class, or of objects."""
+    """Return the score (...) in percent of counts (..., *count), such as areas (..., C, 3)."""
     kind, _, wanted = metric.partition(".")
     if kind == "objects":
         return object_f1
-    of_classes: Score = partial(area_scores, dice="Dice" in kind)
+    name = "Dice" if "Dice" in kind else "IoU"
+    of_classes: Score = lambda areas: 100 * area_scores(areas)[name]  # noqa: E731
     if kind == "boundary":
         of_classes = boundary_f1
     if wanted:
         index = list(classes).index(wanted)
         return lambda counts: of_classes(counts)[..., index]
-
-    def mean_of_known(counts: np.ndarray) -> np.ndarray:
-        scores = of_classes(counts)
-        known = ~np.isnan(scores)
-        return np.where(known, scores, 0).sum(-1) / np.maximum(known.sum(-1), 1)
-
-    return mean_of_known
+    return lambda counts: mean_of_known(of_classes(counts))
 
 
 def paired_interval(
@@ -86,7 +64,7 @@ def paired_interval(
 
     Args:
         first: counts (images, *count) of each run of the first model.
-        second: those of the second model; runs in the same place are a pair, and all runs have
+        second: counts of the second model; runs in the same place are a pair, and all runs have
             the same images.
         score: maps sums of counts (..., *count) to scores (...).
         resamples: drawn sets of images, the same in each call.
@@ -152,18 +130,17 @@ def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
 
 def best_runs(plan: Plan, data: str, model: str) -> list[Run]:
     """Return a model's runs with the rate whose last validations have the best mean mIoU."""
-    by_rate: dict[float, list[Run]] = {}
-    for run in plan.runs:
-        if (run.data, run.model) == (data, model):
-            by_rate.setdefault(run.rate, []).append(run)
+    own = [run for run in plan.runs if (run.data, run.model) == (data, model)]
+    groups = group_runs(own)  # one for each rate
+    if len(groups) == 1:  # the config may have no validations
+        return own
 
-    def validated(rate: float) -> float:
-        curves = [read_curves(run.folder, []).get("mIoU", {}) for run in by_rate[rate]]
+    def validated(runs: list[Run]) -> float:
+        curves = [read_curves(run.folder, []).get("mIoU", {}) for run in runs]
         last = [list(curve.values())[-1] for curve in curves if curve]
         return float(np.mean(last)) if last else -1.0
 
-    best = max(by_rate, key=validated) if len(by_rate) > 1 else next(iter(by_rate))
-    return by_rate[best]
+    return max(groups, key=validated)
 
 
 Tested = dict[int, tuple[Run, Images]]  # by seed
@@ -230,8 +207,13 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
         "notes": notes,
         "seeds": [*dict.fromkeys(run.seed for run in plan.runs)],
     }
+    curves = {}
+    for data in plan.data:  # of each model's first run
+        runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
+        of_runs = {model: read_curves(run.folder, []) for model, run in runs.items()}
+        curves[data] = Markup(curves_svg(of_runs))
     of_page = {
-        "curves": {data: Markup(curves_svg(_curves(plan, data))) for data in plan.data},
+        "curves": curves,
         "worst": {data: worst_images(plan, data) for data in plan.data},
         "colors": COLORS,
         "versions": versions,
@@ -266,12 +248,12 @@ def text_table(plan: Plan, records: Sequence[dict[str, Any]]) -> str:
     return markdown(headings, rows)
 
 
-def score_text(record: dict[str, Any], plus_minus: str = " ± ") -> str:
+def score_text(record: dict[str, Any]) -> str:
     """Return '75.3 ± 0.8', or with too few seeds for a deviation '75.3 (74.9, 75.7)'."""
     if record["mean"] is None:
         return "–"
     if record["deviation"] is not None:
-        return f"{record['mean']:.1f}{plus_minus}{record['deviation']:.1f}"
+        return f"{record['mean']:.1f} ± {record['deviation']:.1f}"
     if len(record["seeds"]) == 1:
         return f"{record['mean']:.1f}"
     seeds = ", ".join(f"{score:.1f}" for score in record["seeds"].values())
@@ -309,12 +291,6 @@ def versions_of(plan: Plan) -> list[dict[str, Any]]:
             if one not in found:
                 found.append(one)
     return found
-
-
-def _curves(plan: Plan, data: str) -> dict[str, dict]:
-    """Return the curves of each model's first run."""
-    runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
-    return {model: read_curves(run.folder, []) for model, run in runs.items()}
 
 
 def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:

@@ -19,8 +19,9 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 
 from mmseg_ext.cost.model_cost import count_model
-from mmseg_ext.durable.levers import apply_levers
-from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.durable.levers import compile_loss, prepare_training
+from mmseg_ext.durable.optimizer_groups import select_fused_steps, single_wrappers
+from mmseg_ext.engine.build import build_train_runner, safely
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.errors import LaunchError, format_error
 
@@ -96,7 +97,7 @@ def _resident(field: str) -> int:
 
 
 class Cost(NamedTuple):
-    """What an iteration of a training takes; of the model, parameters and multiply-adds of a crop.
+    """Time and memory of a training iteration; parameters, and multiply-adds of a crop.
 
     The memory is the peak above the weights. `multiply_adds` is 0 for a model that runs only with
     data.
@@ -144,10 +145,12 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
     wrapper: Any = runner.optim_wrapper  # settings until a training starts
     runner.optim_wrapper = wrapper = runner.build_optim_wrapper(wrapper)
     model: Any = runner.model
-    with explained(runner.cfg, model):
+    with safely(runner.cfg, model):
         model.init_weights()
-    for stage in ("loaded", "train"):
-        apply_levers(stage, runner)
+    for one in single_wrappers(wrapper):
+        select_fused_steps(one.optimizer, model)
+    compile_loss(runner)
+    prepare_training(runner)
     model.train()
     batches = iter(runner.train_dataloader)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -34,7 +34,7 @@ Check = tuple[str, str, Callable[[], Finding]]  # group, name, and a function th
 
 
 def checks(device: torch.device, quick: bool = False) -> Iterator[Check]:
-    """Yield every check for `device`; with `quick`, only one of the backbones."""
+    """Yield every check for `device`; with `quick`, only the first backbone."""
     backbones = list(fixtures.BACKBONES)
     if quick:
         backbones = backbones[:1]
@@ -70,7 +70,7 @@ def check_parity(name: str, precision: str, device: torch.device) -> Finding:
 
 @contextlib.contextmanager
 def in_precision(precision: str, device: torch.device) -> Iterator[None]:
-    """Compute in one of `PRECISIONS`."""
+    """Compute in a precision of `PRECISIONS`."""
     dtype, tf32, _ = PRECISIONS[precision]
     autocast = torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
     matmul = torch.backends.cuda.matmul

@@ -20,7 +20,6 @@ from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
 
 from mmseg_ext.atomic_write import remove_parts, write_text
-from mmseg_ext.durable.retention import replaced_checkpoints, series_of
 from mmseg_ext.durable.work_dir import (
     LAST,
     RUN,
@@ -28,6 +27,8 @@ from mmseg_ext.durable.work_dir import (
     find_checkpoints,
     on_rank_zero,
     origin_of,
+    replaced_checkpoints,
+    series_of,
 )
 from mmseg_ext.errors import RunError
 from mmseg_ext.upstream import save_checkpoint

@@ -7,7 +7,7 @@ nothing if it is 1. Python then reads the result before the next step, while the
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mmengine import dist
@@ -27,14 +27,21 @@ from mmseg_ext.errors import RunError
 _MOST_SKIPPED = 20
 
 
+class _Batch(NamedTuple):
+    """The loss of an iteration, and what names its batch in an error."""
+
+    iteration: int
+    loss: Tensor
+    images: list[str]
+    labels: list[Tensor]  # maps of segmentors
+
+
 @dataclass
 class _Check:
     """The result of a check, and the values that name a problem after the gradients are removed."""
 
     iteration: int
-    images: list[str]
-    labels: list[Tensor]  # maps of segmentors
-    losses: list[tuple[int, Tensor]]
+    batches: list[_Batch]
     norms: dict[nn.Parameter, Tensor]  # the largest absolute values of the gradients
     failed: Tensor  # 1.0 or 0.0, the same in every process
     copied: Any = None  # the event after which `failed` has arrived from the GPU
@@ -57,9 +64,7 @@ class FiniteLossHook(Hook):
 
     def __init__(self):
         self._stepped = False  # since the last batch
-        self._images: list[str] = []  # of the iterations since the last step
-        self._labels: list[Tensor] = []  # of their images, if these have label maps
-        self._losses: list[tuple[int, Tensor]] = []  # iteration and loss, since the last step
+        self._batches: list[_Batch] = []  # since the last step
         self._handles: list[RemovableHandle] = []
         self._optimizers: list[Any] = []
         self._waits = True  # for the result, before the step
@@ -98,7 +103,7 @@ class FiniteLossHook(Hook):
     def before_state_dict(self, runner) -> None:
         """Check the last step, and an unfinished accumulation, whose gradients are saved."""
         self._require_passed(runner)
-        if self._losses and not self._stepped:
+        if self._batches and not self._stepped:
             for optimizer in self._optimizers:
                 self._pending = self._check(runner, optimizer)
                 self._require_passed(runner)
@@ -117,19 +122,16 @@ class FiniteLossHook(Hook):
 
     def _record(self, iteration: int, loss: Tensor, batch: dict) -> None:
         if self._stepped:
-            self._images = []
-            self._labels = []
-            self._losses = []
+            self._batches = []
             self._stepped = False
-        self._losses.append((iteration, loss))
+        samples = batch.get("data_samples") or ()
+        images = [sample.get("img_path", "unknown") for sample in samples]
+        labels = [sample.gt_sem_seg.data for sample in samples if "gt_sem_seg" in sample]
+        self._batches.append(_Batch(iteration, loss, images, labels))
         if self._scaled:
             self._failures = (self._failures + 1) * (~loss.isfinite().all())
             if not self._optimizers:  # the newest loss and its images are enough
                 self._stepped = True
-        for sample in batch.get("data_samples") or ():
-            self._images.append(sample.get("img_path", "unknown"))
-            if "gt_sem_seg" in sample:
-                self._labels.append(sample.gt_sem_seg.data)
 
     def _checked_before_clipping(self, runner, wrapper: Any) -> Any:
         """Return the wrapper's `step`, after a check that its optimizer then leaves out."""
@@ -164,11 +166,11 @@ class FiniteLossHook(Hook):
 
     def _check(self, runner, optimizer: Optimizer) -> _Check:
         norms = _gradient_norms(optimizer)
-        values = [loss.float().abs().sum() for _, loss in self._losses]
+        values = [batch.loss.float().abs().sum() for batch in self._batches]
         values.extend(norms.values())
         failed = (~torch.stack(values).isfinite()).any().float()
         dist.all_reduce(failed, "max")
-        return _Check(runner.iter + 1, self._images, self._labels, self._losses, norms, failed)
+        return _Check(runner.iter + 1, self._batches, norms, failed)
 
     def _require_passed(self, runner) -> None:
         """Raise a RunError if the pending check has failed, in every process."""
@@ -176,10 +178,7 @@ class FiniteLossHook(Hook):
             failures = self._failures.float()
             dist.all_reduce(failures, "max")
             if failures >= _MOST_SKIPPED:
-                failed = torch.ones(())
-                self._pending = _Check(
-                    runner.iter, self._images, self._labels, self._losses, {}, failed
-                )
+                self._pending = _Check(runner.iter, self._batches, {}, torch.ones(()))
         check = self._pending
         self._pending = None
         if check is None:
@@ -193,14 +192,16 @@ class FiniteLossHook(Hook):
         if problem is not None:
             ignored = getattr(unwrap_model(runner.model), "decode_head", None)
             ignored = getattr(ignored, "ignore_index", 255)
-            if check.labels and all(bool((label == ignored).all()) for label in check.labels):
+            images = [name for batch in check.batches for name in batch.images]
+            labels = [label for batch in check.batches for label in batch.labels]
+            if labels and all(bool((label == ignored).all()) for label in labels):
                 problem += (
                     f", and no pixel of the batch counts (all labels are {ignored}); annotate more "
                     "of these images, or use a loss that is 0 then"
                 )
             problem += (
                 "; the weights are unchanged. Images of the batch: "
-                f"{', '.join(check.images) or 'unknown'}. --resume continues from the last "
+                f"{', '.join(images) or 'unknown'}. --resume continues from the last "
                 "checkpoint and reaches the same batch"
             )
         problems = [text for text in dist.all_gather_object(problem) if text]
@@ -241,9 +242,9 @@ def _gradient_norms(optimizer: Optimizer) -> dict[nn.Parameter, Tensor]:
 
 def _find_problem(runner, check: _Check) -> str | None:
     """Return the first loss or gradient of this process that is not finite."""
-    for iteration, loss in check.losses:
-        if not loss.isfinite().all():
-            return f"the loss is {loss.sum().item()} at iteration {iteration}"
+    for batch in check.batches:
+        if not batch.loss.isfinite().all():
+            return f"the loss is {batch.loss.sum().item()} at iteration {batch.iteration}"
     for name, parameter in runner.model.named_parameters():
         if parameter in check.norms and not check.norms[parameter].isfinite():
             return f"the gradient of {name} is not finite at iteration {check.iteration}"

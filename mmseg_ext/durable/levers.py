@@ -1,33 +1,27 @@
-"""What makes a run fast: one table, applied at fixed stages, and printed at the start of a log.
+"""Ways to make a run fast. The start of a log has the values of the table `LEVERS` for the run.
 
-Add a lever as a row of `LEVERS`. Its stage is the earliest moment at which it may be applied, and
-the comments of the functions give the reason. `LeverHook` applies what a Runner of any class can
-have; the other stages are called by `DurableRunner`. Levers that are decided for each call, in a
-layer or a transform, are rows without functions: their stage names the module.
+`LEVERS` names each lever, and the function or module that applies it. Three functions are recipes:
+`prepare_for_gpu` before a Runner is built, `use_channels_last` when weights are loaded, and
+`prepare_training` when the training begins. `LeverHook` calls the last two for a Runner of any
+class. `DurableRunner` adds what must happen between them.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from mmengine.hooks import Hook, RuntimeInfoHook
+from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.cuda_graph import GraphedStep
-from mmseg_ext.durable.optimizer_groups import (
-    is_merged,
-    merge_groups,
-    select_fused_steps,
-    single_wrappers,
-)
-from mmseg_ext.durable.without_waiting import WaitingInfoHook, pin_samples
+from mmseg_ext.durable.optimizer_groups import is_merged, single_wrappers
+from mmseg_ext.durable.without_waiting import WaitingInfoHook
 from mmseg_ext.torch_versions import allows_cudnn_attention, eager_stance, set_cudnn_attention
 from mmseg_ext.upstream import (
     converts_channels,
     copy_without_waiting,
-    resumes,
     set_channel_conversion,
 )
 
@@ -37,65 +31,26 @@ _BLOCKS = {"BasicBlock", "Block", "Bottleneck", "InvertedResidual", "ManhattanBl
 _CHANNELS_LAST = {"mmcv", "mmengine", "mmseg", "mmseg_ext", "torch"}
 
 
-class Lever(NamedTuple):
-    """A way to make a run fast.
-
-    `apply` gets what the stage has, and decides itself whether to do something. `read` gets the
-    Runner when the training starts, and returns what the run then uses, or None where the lever
-    has no meaning.
-    """
-
-    key: str  # of the config, or the name in the log
-    about: str  # for `mmseg-ext env`
-    stage: str
-    apply: Callable[[Any], Any] | None = None
-    read: Callable[[Any], Any] | None = None
-
-
-def use_float32_precision(cfg: Any) -> None:
-    if torch.cuda.is_available():  # on some CPUs it would change products
-        torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
-
-
-def limit_cudnn_trials(cfg: Any) -> None:
-    """Let `cudnn_benchmark` try four kernels instead of ten: cuDNN compiles some of them first."""
-    if torch.cuda.is_available():
-        torch.backends.cudnn.benchmark_limit = 4
-
-
-def forbid_cudnn_attention(cfg: Any) -> None:
-    """Forbid it also in compiled programs and in layers of other packages.
-
-    `mmseg_ext.layers.fused_attention` has the reasons.
-    """
-    if torch.cuda.is_available():
-        set_cudnn_attention(False)
-
-
-def pin_loaders(cfg: Any) -> None:
+def prepare_for_gpu(cfg: Any) -> None:
+    """Set torch and a config's loaders for a GPU, if there is one, before the Runner is built."""
+    if not torch.cuda.is_available():  # on some CPUs the precision would change products
+        return
+    torch.set_float32_matmul_precision(cfg.get("float32_matmul_precision", "highest"))
+    # `cudnn_benchmark` tries four kernels instead of ten: cuDNN compiles some of them first.
+    torch.backends.cudnn.benchmark_limit = 4
+    # Also in compiled programs and in layers of other packages. `mmseg_ext.layers.fused_attention`
+    # has the reasons.
+    set_cudnn_attention(False)
     for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
-        if torch.cuda.is_available() and cfg.get(name):
+        if cfg.get(name):
             cfg[name].setdefault("pin_memory", True)
-
-
-def defer_losses(runner: Any) -> None:
-    """Leave logged losses on a GPU until something reads them."""
-    for i, hook in enumerate(runner.hooks):
-        if type(hook) is RuntimeInfoHook:
-            runner.hooks[i] = WaitingInfoHook()
-
-
-def merge_equal_groups(wrapper: Any) -> None:
-    # Before schedules are built, which replace `step`, too.
-    for one in single_wrappers(wrapper):
-        merge_groups(one.optimizer)
 
 
 def use_channels_last(runner: Any) -> None:
     """Store weights in the layout of cuDNN's fastest kernels; results differ by rounding.
 
-    At `weights`, because the state of the optimizer is loaded in the layout of the weights. At
-    `train` for a run without a checkpoint: random weights are drawn in the order of the memory.
+    When weights are loaded, because the state of the optimizer is loaded in their layout. Without
+    a checkpoint when the training begins: random weights are drawn in the order of the memory.
     """
     model = unwrap_model(runner.model)
     untested = untested_layers(model)
@@ -125,23 +80,6 @@ def untested_layers(model: nn.Module) -> set[str]:
     return names
 
 
-def _read_layout(runner: Any) -> str | bool:
-    model = unwrap_model(runner.model)
-    if any(p.ndim == 4 and not p.is_contiguous() for p in model.parameters()):
-        return True
-    untested = untested_layers(model)
-    if torch.cuda.is_available() and "channels_last" not in runner.cfg and untested:
-        return f"False (not tested with {', '.join(sorted(untested))}; try channels_last=True)"
-    return False
-
-
-def use_fused_steps(runner: Any) -> None:
-    """Select torch's fused steps; a resumed run continues as it began."""
-    if not resumes(runner):
-        for one in single_wrappers(runner.optim_wrapper):
-            select_fused_steps(one.optimizer, runner.model)
-
-
 def compile_loss(runner: Any) -> None:
     """Compile a model's `loss`; mmengine's `train_step` would compile again in eight iterations."""
     model: Any = unwrap_model(runner.model)
@@ -151,12 +89,6 @@ def compile_loss(runner: Any) -> None:
     if isinstance(settings, dict) and hasattr(model, "loss"):
         model.loss = torch.compile(model.loss, **settings)
         runner.logger.info("compile: the first iterations are slow")
-
-
-def copy_batches_without_waiting(runner: Any) -> None:
-    if torch.cuda.is_available():
-        model: Any = unwrap_model(runner.model)
-        preprocess_without_waiting(model.data_preprocessor)
 
 
 def preprocess_without_waiting(preprocessor: nn.Module) -> None:
@@ -185,30 +117,11 @@ def preprocess_without_waiting(preprocessor: nn.Module) -> None:
     preprocessor.register_forward_hook(allow_swapping, always_call=True)
 
 
-def compile_repeated_blocks(runner: Any) -> None:
-    """Compile the repeated blocks of a network; blocks of equal shapes share the result.
-
-    Compiling a complete network takes minutes.
-    """
-    settings = runner.cfg.get("compile_blocks")
-    if settings or runner.cfg.get("compile"):
-        eager_stance(False)  # an earlier run of the process may have ended in a validation
-        torch.compiler.reset()  # torch counts compilations up to a limit, of all runs
-        if runner.deterministic:
-            runner.logger.warning(
-                "compile: torch may compile other kernels after a restart, so a resumed run can "
-                "differ in spite of randomness.deterministic=True"
-            )
-    if settings:
-        settings = {} if settings is True else settings
-        count = compile_blocks(unwrap_model(runner.model), **settings)
-        runner.logger.info(f"compile_blocks: {count} blocks; the first iterations are slow")
-
-
 def compile_blocks(model: nn.Module, **settings: Any) -> int:
     """Compile the repeated blocks of `model` for fixed shapes, and return their number.
 
-    `settings` are arguments of `torch.compile`.
+    Blocks of equal shapes share the result. Compiling a complete network takes minutes. `settings`
+    are arguments of `torch.compile`.
     """
     # With symbolic shapes inductor does not choose the memory layout of convolutions.
     settings = {"dynamic": False, **settings}
@@ -221,14 +134,43 @@ def compile_blocks(model: nn.Module, **settings: Any) -> int:
     return count
 
 
-def graph_steps(runner: Any) -> None:
-    """Let a GPU repeat the kernels of a step without Python; results are bit-equal."""
+def prepare_training(runner: Any) -> None:
+    """Apply what a training may use once its weights are loaded; it begins after this."""
+    use_channels_last(runner)
+    model: Any = unwrap_model(runner.model)
+    if torch.cuda.is_available():
+        preprocess_without_waiting(model.data_preprocessor)
+    settings = runner.cfg.get("compile_blocks")
+    if settings or runner.cfg.get("compile"):
+        eager_stance(False)  # an earlier run of the process may have ended in a validation
+        torch.compiler.reset()  # torch counts compilations up to a limit, of all runs
+        if runner.deterministic:
+            runner.logger.warning(
+                "compile: torch may compile other kernels after a restart, so a resumed run can "
+                "differ in spite of randomness.deterministic=True"
+            )
+    if settings:
+        count = compile_blocks(model, **({} if settings is True else settings))
+        runner.logger.info(f"compile_blocks: {count} blocks; the first iterations are slow")
     if not runner.cfg.get("cuda_graph"):
         return
     if is_model_wrapper(runner.model) or not torch.cuda.is_available():
         runner.logger.warning("cuda_graph: needs one GPU and one process; runs without it")
     else:
         runner.model.train_step = GraphedStep(runner.model)
+
+
+class Lever(NamedTuple):
+    """A way to make a run fast.
+
+    `read` gets the Runner when the training begins. It returns what the run uses, read from the
+    optimizer, the weights and torch, or None where the lever has no meaning.
+    """
+
+    key: str  # of the config, or the name in the log
+    about: str  # for `mmseg-ext env`
+    applied_by: str  # in this package
+    read: Callable[[Any], Any] | None = None
 
 
 def _read_precision(runner: Any) -> str | None:
@@ -240,122 +182,116 @@ def _read_precision(runner: Any) -> str | None:
         return "set for each backend"
 
 
+def _read_fused(runner: Any) -> bool:
+    optimizers = [one.optimizer for one in single_wrappers(runner.optim_wrapper)]
+    return all(group.get("fused") for one in optimizers for group in one.param_groups)
+
+
+def _read_layout(runner: Any) -> str | bool:
+    model = unwrap_model(runner.model)
+    if any(p.ndim == 4 and not p.is_contiguous() for p in model.parameters()):
+        return True
+    untested = untested_layers(model)
+    if torch.cuda.is_available() and "channels_last" not in runner.cfg and untested:
+        return f"False (not tested with {', '.join(sorted(untested))}; try channels_last=True)"
+    return False
+
+
 def _read_deferred(runner: Any) -> bool | None:
     if not torch.cuda.is_available():
         return None
     return any(type(hook) is WaitingInfoHook for hook in runner.hooks)
 
 
-def _read_fused(runner: Any) -> bool:
-    optimizers = [one.optimizer for one in single_wrappers(runner.optim_wrapper)]
-    return all(group.get("fused") for one in optimizers for group in one.param_groups)
-
-
-def _setting(key: str) -> Callable[[Any], Any]:
-    return lambda runner: runner.cfg.get(key) or False
-
-
 LEVERS = (
-    # The Runner is not built yet.
     Lever(
         "float32_matmul_precision",
         "TF32 on a GPU with 'high', the default of our configs",
-        "config",
-        use_float32_precision,
+        "durable.levers.prepare_for_gpu",
         _read_precision,
     ),
     Lever(
         "cudnn_benchmark",
         "env_cfg.cudnn_benchmark=True tries four kernels of each convolution",
-        "config",
-        limit_cudnn_trials,
+        "durable.levers.prepare_for_gpu",
         lambda runner: torch.backends.cudnn.benchmark if torch.cuda.is_available() else None,
     ),
     Lever(
         "cudnn_attention",
         "off on a GPU: its gradients can be NaN",
-        "config",
-        forbid_cudnn_attention,
+        "durable.levers.prepare_for_gpu",
         lambda runner: allows_cudnn_attention() if torch.cuda.is_available() else None,
     ),
     Lever(
         "pin_memory",
         "train_dataloader.pin_memory, on by default on a GPU",
-        "config",
-        pin_loaders,
+        "durable.levers.prepare_for_gpu",
         lambda runner: runner.train_dataloader.pin_memory,
     ),
-    # A DurableRunner has its hooks.
     Lever(
         "deferred_losses",
         "logged losses stay on a GPU until something reads them",
-        "hooks",
-        defer_losses,
+        "durable.without_waiting.defer_losses",
         _read_deferred,
     ),
-    # A DurableRunner has built a loader.
-    Lever("pinned_labels", "label maps are pinned with the images", "loader", pin_samples),
-    # A DurableRunner has built its optimizer.
+    Lever(
+        "pinned_labels",
+        "label maps are pinned with the images",
+        "durable.without_waiting.pin_samples",
+    ),
     Lever(
         "merged_groups",
         "parameter groups with equal settings are computed together",
-        "optimizer",
-        merge_equal_groups,
+        "durable.optimizer_groups.merge_groups",
         lambda runner: all(is_merged(w.optimizer) for w in single_wrappers(runner.optim_wrapper)),
     ),
-    # A checkpoint has filled the weights, and the state of the optimizer is not loaded yet.
-    Lever("channels_last", "on by default on a GPU", "weights", use_channels_last),
-    # A DurableRunner has loaded everything, and has not called a hook's `before_train`.
+    Lever(
+        "channels_last", "on by default on a GPU", "durable.levers.use_channels_last", _read_layout
+    ),
     Lever(
         "fused_steps",
         "new runs on a GPU; optim_wrapper.optimizer.foreach=True turns it off",
-        "loaded",
-        use_fused_steps,
+        "durable.optimizer_groups.select_fused_steps",
         _read_fused,
     ),
-    Lever("compile", "off; True compiles the loss", "loaded", compile_loss, _setting("compile")),
-    # The training begins.
-    Lever("channels_last", "", "train", use_channels_last, _read_layout),
+    Lever(
+        "compile",
+        "off; True compiles the loss",
+        "durable.levers.compile_loss",
+        lambda runner: runner.cfg.get("compile") or False,
+    ),
     Lever(
         "copies",
         "batches are copied to a GPU without waiting",
-        "train",
-        copy_batches_without_waiting,
+        "durable.levers.preprocess_without_waiting",
     ),
     Lever(
         "compile_blocks",
         "off; True compiles repeated blocks",
-        "train",
-        compile_repeated_blocks,
-        _setting("compile_blocks"),
+        "durable.levers.compile_blocks",
+        lambda runner: runner.cfg.get("compile_blocks") or False,
     ),
     Lever(
         "cuda_graph",
         "off; True repeats the kernels of a step on one GPU",
-        "train",
-        graph_steps,
+        "durable.cuda_graph.GraphedStep",
         lambda runner: isinstance(getattr(runner.model, "train_step", None), GraphedStep),
     ),
-    # Decided for each call.
     Lever(
         "strips",
         "class maps and losses in strips; model.type='EncoderDecoder' turns it off",
-        "mmseg_ext.segmentors.strip_encoder_decoder",
-        read=lambda runner: hasattr(unwrap_model(runner.model), "predicts_in_strips"),
+        "segmentors.strip_encoder_decoder.StripEncoderDecoder",
+        lambda runner: hasattr(unwrap_model(runner.model), "predicts_in_strips"),
     ),
+    # Not of one run, or decided for each call.
     Lever(
-        "transforms", "faster equal forms of two transforms", "mmseg_ext.datasets.checked_dataset"
+        "transforms",
+        "faster equal forms of two transforms",
+        "datasets.checked_dataset.CheckedDataset",
     ),
-    Lever("attention", "torch's fused kernels", "mmseg_ext.layers.fused_attention"),
-    Lever("fast", "Predictor(fast=True) folds norms", "mmseg_ext.inference.fast_copy"),
+    Lever("attention", "torch's fused kernels", "layers.fused_attention"),
+    Lever("fast", "Predictor(fast=True) folds norms", "inference.fast_copy"),
 )
-
-
-def apply_levers(stage: str, run: Any) -> None:
-    """Apply the levers of a stage to what it has: a config, a loader, a wrapper or a Runner."""
-    for lever in LEVERS:
-        if lever.stage == stage and lever.apply is not None:
-            lever.apply(run)
 
 
 class LeverHook(Hook):
@@ -370,10 +306,10 @@ class LeverHook(Hook):
         self.used: dict[str, Any] = {}
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        apply_levers("weights", runner)
+        use_channels_last(runner)
 
     def before_train(self, runner) -> None:
-        apply_levers("train", runner)
+        prepare_training(runner)
         for lever in LEVERS:
             value = None if lever.read is None else lever.read(runner)
             if value is not None:

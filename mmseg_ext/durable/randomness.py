@@ -4,7 +4,9 @@ With mmengine, the augmentation of a sample depends on the earlier draws of its 
 changes with the number of workers and after a resume. Here the sampler attaches a seed to each
 index, derived from the run's seed and the sample's position in the stream of all processes, and the
 dataset draws from that seed. The position also determines the index, so a run resumes at any
-iteration in the time of one permutation.
+iteration in the time of one permutation: a loop by iterations finds the position itself and skips
+to it. A loop by epochs starts the epoch again, so the sampler leaves out the samples that were
+used.
 """
 
 import functools
@@ -15,6 +17,7 @@ import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import Logger
 from typing import Any
 
 import numpy as np
@@ -237,3 +240,68 @@ def _start_worker(worker_id: int, inner) -> None:
 
 def _ignore_once(number: int, frame) -> None:
     signal.signal(number, lambda *_: os._exit(0))
+
+
+def samples_meta(loader: DataLoader, by_epochs: bool) -> dict[str, Any]:
+    """Return what the `meta` of a checkpoint stores of the samples."""
+    meta = {}
+    sampler: Any = positioned_sampler(loader)
+    if sampler is not None:
+        meta["sampler_seed"] = sampler.seed
+        meta["samples"] = _samples(sampler, loader)
+    if by_epochs:
+        meta["epoch_length"] = len(loader)
+    return meta
+
+
+def continue_samples(
+    loader: DataLoader, meta: dict, by_epochs: bool, filename: str, logger: Logger
+) -> None:
+    """Continue the samples of the checkpoint `filename` with this `meta`.
+
+    Warn if they differ, or if an epoch starts again; then `meta["iter"]` is its first iteration.
+    """
+    sampler: Any = positioned_sampler(loader)
+    if sampler is None:
+        logger.warning(
+            "train_dataloader.sampler: samples and augmentations of the resumed run differ; "
+            "use InfiniteSampler, or DefaultSampler with shuffle=True, for an exact resume"
+        )
+    else:
+        sampler.seed = meta.get("sampler_seed", sampler.seed)
+        saved, own = meta.get("samples"), _samples(sampler, loader)
+        if saved is not None and saved != own:
+            logger.warning(
+                f"{filename}: was saved with {saved}, and the config has {own}; the order of "
+                "the images changes"
+            )
+    if by_epochs:
+        _continue_epoch(sampler, loader, meta, filename, logger)
+
+
+def _continue_epoch(
+    sampler: Any, loader: DataLoader, meta: dict, filename: str, logger: Logger
+) -> None:
+    """Continue within the epoch of a checkpoint, or start this epoch again."""
+    first = meta["epoch"] * len(loader)
+    done = meta["iter"] - first
+    same_length = meta.get("epoch_length") == len(loader)
+    is_within_epoch = same_length and 0 <= done <= len(loader)
+    if sampler is not None and is_within_epoch:
+        sampler.start = done * batch_size(loader)
+    elif done:  # the loop would exceed its last iteration
+        meta["iter"] = first
+        logger.warning(
+            f"{filename}: cannot continue within an epoch with this sampler or number of "
+            f"images; epoch {meta['epoch'] + 1} starts again, at iteration {first}"
+        )
+
+
+def _samples(sampler: Any, loader: DataLoader) -> str:
+    """Return the numbers that determine the order with the seed: '8 images in batches of 2'."""
+    return f"{len(sampler.dataset)} images in batches of {sampler.world_size * batch_size(loader)}"
+
+
+def batch_size(loader: DataLoader) -> int:
+    """Return the samples in a batch of this process; batch samplers of users may not say it."""
+    return getattr(loader.batch_sampler, "batch_size", 1)

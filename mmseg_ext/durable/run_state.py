@@ -1,31 +1,22 @@
-"""The state of a run besides its weights, as a resume restores it: of processes and optimizers.
+"""The hooks that a `DurableRunner` adds to every run, with the state that a resume restores.
 
-Each process has its own random state, and gradients within an accumulation. `ProcessStateHook`
-collects them for a checkpoint and restores them. mmengine restores optimizers; before,
-`fit_optimizer_state` checks that a saved state fits, because torch's fused steps would read and
-write other memory if it did not.
+They are not in configs, because a run resumes exactly only with all of them.
 """
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine import dist
 from mmengine.hooks import Hook
-from mmengine.optim import OptimWrapper, OptimWrapperDict
-from torch import Tensor
-from torch.optim import Optimizer
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcessor
 
+from mmseg_ext.checkpoint.plain_data import to_plain
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.durable.optimizer_groups import can_select_fused
+from mmseg_ext.durable.optimizer_state import laid_out_as
 from mmseg_ext.durable.randomness import random_state, set_random_state
-from mmseg_ext.errors import CheckpointError, RunError, one_line
-
-# States that torch's fused steps read and write without a check of their size.
-_LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
-# Settings by which optimizers differ.
-_KINDS = ("betas", "momentum", "dampening", "alpha", "rho", "etas", "lr_decay")
-# They select how torch computes a step, and its sign.
-_OF_THE_CONFIG = ("fused", "foreach", "capturable", "differentiable", "maximize")
+from mmseg_ext.errors import RunError, one_line
+from mmseg_ext.upstream import validates_at
 
 
 class ProcessStateHook(Hook):
@@ -113,78 +104,79 @@ class ProcessStateHook(Hook):
             ) from error
 
 
-def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, name: str) -> None:
-    """Prepare `saved`, from the checkpoint `name`, for `wrapper.load_state_dict`, in place.
+class PlainCheckpointHook(Hook):
+    """Makes all data of a checkpoint plain, after other hooks have added theirs."""
 
-    The groups keep the implementation that the config selects. If the config leaves the choice, the
-    run continues with fused steps if it began with them. Each state tensor gets the memory layout
-    of its parameter.
+    priority = "LOWEST"
 
-    Raises:
-        CheckpointError: for other groups, or a state tensor of another shape than its parameter, if
-            the optimizer has a fused implementation. States of other optimizers can have any shape.
-    """
-    try:
-        if isinstance(wrapper, OptimWrapperDict):
-            for key, part in wrapper.items():
-                _fit(part.optimizer, saved[key])
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        checkpoint["processes"] = checkpoint["meta"].pop("processes")
+        dropped: list[str] = []
+        for key, value in checkpoint.items():
+            checkpoint[key] = to_plain(value, key, dropped)
+        info = checkpoint["message_hub"]["runtime_info"]
+        for key, path in info.items():
+            if key.startswith(("best_ckpt", "last_ckpt")) and path is not None:
+                info[key] = Path(path).name  # a copied folder must not refer to the original
+        if dropped:
+            runner.logger.warning(f"checkpoint: left out, because not plain data: {dropped}")
+
+
+class RepeatValidationHook(Hook):
+    """Runs the validation of the iteration or epoch at which a resumed checkpoint was saved."""
+
+    priority = "LOWEST"  # other hooks start before
+
+    def before_train(self, runner) -> None:  # epochs have no later point if all are done
+        loop, hub = runner.train_loop, runner.message_hub
+        if runner.iter > 0:  # as between the iterations of a loop
+            hub.update_info("iter", runner.iter - 1)
+        if isinstance(loop, EpochBasedTrainLoop):
+            unit, step, last = "epoch", runner.epoch, loop.max_epochs
+            iteration = step * len(loop.dataloader)
+        elif isinstance(loop, IterBasedTrainLoop):
+            unit, step, last = "iteration", runner.iter, loop.max_iters
+            iteration = step
         else:
-            _fit(wrapper.optimizer, saved)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{name}: its optimizer state does not fit this model and optimizer "
-            f"({one_line(error, 200)}); to start from its weights, use --cfg-options "
-            f"load_from={name} without --resume"
-        ) from error
+            return
+        if runner.val_loop is None or step == 0:
+            return
+        if hub.runtime_info.get("last_validation", -1) >= iteration:
+            return
+        if not validates_at(loop, step, last):
+            return
+        runner.logger.info(f"repeating the validation of {unit} {step}")
+        if unit == "epoch":
+            hub.update_info("epoch", runner.epoch - 1)
+        runner.val_loop.run()
 
 
-def _fit(optimizer: Optimizer, saved: dict) -> None:
-    keeps_fused = can_select_fused(optimizer)
-    for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        _fit_group(own, group, keeps_fused)
-        if "fused" not in optimizer.defaults:
-            continue
-        counted_on_device = group.get("fused") or group.get("capturable")
-        for number, parameter in zip(group["params"], own["params"], strict=True):
-            _fit_state(saved["state"].get(number, {}), parameter, counted_on_device)
+class ShortHistoryHook(Hook):
+    """Limits the history of training and validation to what the log processor reads.
 
-
-def _fit_group(own: dict, group: dict, keeps_fused: bool) -> None:
-    """Set the settings of `_OF_THE_CONFIG` in a saved group to the values of the config's group."""
-    for key in _KINDS:  # newer versions of torch add other settings
-        if (key in own) != (key in group):
-            raise ValueError(f"only one of the two optimizers has {key}")
-    began_fused = group.get("fused") is True
-    for key in _OF_THE_CONFIG:
-        if key in own:
-            group[key] = own[key]
-        else:
-            group.pop(key, None)
-    if keeps_fused and began_fused:
-        group["fused"] = True
-
-
-def _fit_state(state: dict, parameter: Tensor, counted_on_device: bool) -> None:
-    for key, value in state.items():
-        if not isinstance(value, Tensor):
-            continue
-        if key == "step":
-            # On a GPU, torch's other steps would wait for the number of each parameter.
-            device = parameter.device if counted_on_device else "cpu"
-            state[key] = laid_out_as(value.new_empty((), device=device), value, key)
-        elif value.ndim > 0 or key in _LIKE_PARAMETERS:
-            state[key] = laid_out_as(parameter, value, key)
-
-
-def laid_out_as(parameter: Tensor, value: Tensor, name: str) -> Tensor:
-    """Return `value` with the device and the memory layout of `parameter`, called `name` in errors.
-
-    Raises:
-        ValueError: for another shape.
+    mmengine appends each logged value to an array of the complete history, which is also in each
+    checkpoint, so the cost of an iteration would grow with the run. The complete history stays if a
+    window of the log processor is 'epoch' or 'global', or with another class of log processors.
     """
-    given, own = tuple(value.shape), tuple(parameter.shape)
-    if given != own:
-        raise ValueError(f"{name} has the shape {given} for a parameter of shape {own}")
-    if value.stride() == parameter.stride():
-        return value.to(parameter.device)
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+    priority = "HIGHEST"  # before the iteration's values are added
+
+    _length: int | None = None
+
+    def before_train(self, runner) -> None:
+        processor = runner.log_processor
+        if type(processor) is not LogProcessor:
+            return
+        windows: list[Any] = [processor.window_size]
+        for column in processor.custom_cfg:
+            windows.append(column.get("window_size"))
+        if any(type(window) is not int for window in windows):  # 'global'
+            return
+        # At the end of a validation its times are averaged.
+        batches = 0 if runner.val_loop is None else len(runner.val_dataloader)
+        self._length = max(*windows, batches)
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        if self._length is not None:
+            for history in runner.message_hub.log_scalars.values():
+                history.max_length = self._length  # used when the next value is added

@@ -13,7 +13,7 @@ Differences from `mmengine.runner.Runner` (0.10.12):
 - `--resume` continues from the newest complete checkpoint of the same run.
 - The history of logged values has the length that the log processor reads.
 - The work directory is locked during training.
-- `levers` makes it fast: what a run uses is in the first lines of its log.
+- `levers` makes it fast; the first lines of a log have the levers that a run uses.
 """
 
 import contextlib
@@ -34,21 +34,30 @@ from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
-from mmseg_ext.durable import randomness
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
-from mmseg_ext.durable.levers import LeverHook, apply_levers
-from mmseg_ext.durable.replaced_settings import (
-    changed_settings,
-    remaining_rates,
+from mmseg_ext.durable.levers import LeverHook, compile_loss
+from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps, single_wrappers
+from mmseg_ext.durable.optimizer_state import (
+    fit_optimizer_state,
+    report_replaced_settings,
     stored_settings,
 )
-from mmseg_ext.durable.run_state import ProcessStateHook, fit_optimizer_state
-from mmseg_ext.durable.runner_hooks import (
+from mmseg_ext.durable.randomness import (
+    PositionedSampler,
+    batch_size,
+    continue_samples,
+    isolate_loader,
+    positioned_sampler,
+    samples_meta,
+    with_sample_seeds,
+)
+from mmseg_ext.durable.run_state import (
     PlainCheckpointHook,
+    ProcessStateHook,
     RepeatValidationHook,
     ShortHistoryHook,
 )
-from mmseg_ext.durable.sample_position import batch_size, continue_samples, samples_meta
+from mmseg_ext.durable.without_waiting import defer_losses, pin_samples
 from mmseg_ext.durable.work_dir import (
     LAST,
     checkpoint_folder,
@@ -100,29 +109,30 @@ class DurableRunner(Runner):
             os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
     def register_default_hooks(self, hooks: dict | None = None) -> None:
-        """Register the default hooks; None stands for none, also if mmengine has no such name."""
+        """Register the default hooks; None registers none, also if mmengine has no such name."""
         given = {}
         for name, hook in (hooks or {}).items():
             given[name] = Hook() if hook is None else hook  # `Hook` does nothing
         super().register_default_hooks(given)
-        apply_levers("hooks", self)
+        defer_losses(self)
 
     @staticmethod
     def build_dataloader(dataloader: DataLoader | dict, *args, **kwargs) -> DataLoader:
         if isinstance(dataloader, DataLoader):
             return dataloader
-        settings = randomness.with_sample_seeds(copy.deepcopy(dataloader))
+        settings = with_sample_seeds(copy.deepcopy(dataloader))
         loader = Runner.build_dataloader(settings, *args, **kwargs)
-        sampler = randomness.positioned_sampler(loader)
-        if isinstance(sampler, randomness.PositionedSampler):
+        sampler = positioned_sampler(loader)
+        if isinstance(sampler, PositionedSampler):
             sampler.batch_samples = len(loader) * batch_size(loader)
-        randomness.isolate_loader(loader)
-        apply_levers("loader", loader)
-        return loader
+        return pin_samples(isolate_loader(loader))
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
-        apply_levers("optimizer", wrapper)
+        for one in single_wrappers(
+            wrapper
+        ):  # before schedules are built, which replace `step`, too
+            merge_groups(one.optimizer)
         return wrapper
 
     def dump_config(self) -> None:
@@ -156,8 +166,9 @@ class DurableRunner(Runner):
             stack.enter_context(lock_work_dir(str(folder)))
 
     def _maybe_compile(self, target: str) -> None:
-        """Do nothing for a model whose `loss` the lever `compile` has compiled."""
-        if not hasattr(unwrap_model(self.model), "loss"):
+        if hasattr(unwrap_model(self.model), "loss"):
+            compile_loss(self)
+        else:
             super()._maybe_compile(target)
 
     def _safe_loading(self, entire_model: bool | None = None) -> contextlib.AbstractContextManager:
@@ -174,8 +185,10 @@ class DurableRunner(Runner):
     def load_or_resume(self) -> None:
         self._find_checkpoint()
         super().load_or_resume()
-        if isinstance(self.optim_wrapper, OptimWrapper):  # a training, not settings in a test
-            apply_levers("loaded", self)
+        is_training = isinstance(self.optim_wrapper, OptimWrapper)  # a test has settings here
+        if is_training and not resumes(self):  # a resumed run continues as it began
+            for one in single_wrappers(self.optim_wrapper):
+                select_fused_steps(one.optimizer, self.model)
 
     def resume(self, filename: str, *args, **kwargs) -> None:
         if self.optim_wrapper:  # settings in `val` and `test`
@@ -188,28 +201,7 @@ class DurableRunner(Runner):
         name_own_files(self)
         if self.iter >= self.max_iters:
             self.logger.info(f"{filename}: is the end of the training, so nothing is left to train")
-        kept = stored_settings(self.optim_wrapper, self.param_schedulers)
-        changed = changed_settings(configured, kept)
-        # The schedules are the checkpoint's. A longer run continues after their end.
-        rates = remaining_rates(self.optim_wrapper, self.param_schedulers)
-        left = self.max_iters - self.iter
-        is_idle = left > 0 and rates is not None and max(rates) < 1e-12  # but for rounding
-        if is_idle and changed:
-            raise CheckpointError(
-                f"{filename}: its schedules have ended with a learning rate of 0, so the other "
-                f"{left} iterations would train nothing ({'; '.join(changed)}); start a new run "
-                f"from the weights, without --resume, with --cfg-options load_from={filename}"
-            )
-        if is_idle:
-            self.logger.warning(
-                f"param_scheduler: has ended with a learning rate of 0, so the other {left} "
-                "iterations train nothing; set a later end"
-            )
-        if changed:
-            self.logger.warning(
-                f"{filename}: the checkpoint overrides settings of the config ({'; '.join(changed)}"
-                "); to use the config's, start a new run from the weights (load_from)"
-            )
+        report_replaced_settings(self, configured, filename)
 
     def load_checkpoint(self, filename: str, *args, **kwargs) -> dict:
         """Load a checkpoint, and its state if the run resumes."""

@@ -98,6 +98,13 @@ class WaitingInfoHook(RuntimeInfoHook):
             hub.update_scalar(name, number)
 
 
+def defer_losses(runner: Any) -> None:
+    """Leave logged losses on a GPU until something reads them."""
+    for i, hook in enumerate(runner.hooks):
+        if type(hook) is RuntimeInfoHook:
+            runner.hooks[i] = WaitingInfoHook()
+
+
 class PinnableSamples(list):
     """Data samples whose tensors torch's loader pins, too: it pins no tensors inside of objects."""
 

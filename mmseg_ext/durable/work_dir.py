@@ -1,4 +1,4 @@
-"""The work directory of a run: its lock, and its checkpoints.
+"""The work directory of a run: its lock, its checkpoints, and which of them stay.
 
 A folder can have checkpoints of several runs, and damaged ones. Each checkpoint contains the
 identity of its run and the time when it was saved, and two text files in the folder name the newest
@@ -10,7 +10,7 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,6 +177,48 @@ def series_pattern(template: str | None) -> re.Pattern[str]:
     before, *others = re.split(field, template)  # 'iter_' and ['.pth'], of 'iter_{}.pth'
     after = others[0] if others else ""
     return re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
+
+
+def series_of(name: str, template: str) -> tuple[str, int] | None:
+    """Return what is before the template in the name of a checkpoint, and its step.
+
+    'best_mIoU_iter_500.pth' is ('best_mIoU_', 500) for 'iter_{}.pth', and 'iter_500.pth' is
+    ('', 500): a regular checkpoint.
+    """
+    found = re.fullmatch(f"(.*?){series_pattern(template).pattern}", name)
+    return (found[1], int(found[2])) if found else None
+
+
+def replaced_checkpoints(
+    names: Iterable[str], template: str, step: int, kept: Sequence[int], best: Iterable[str]
+) -> dict[str, str]:
+    """Return the checkpoints to remove once that of `step` is complete, each with its successor.
+
+    Args:
+        names: of the files in the folder.
+        template: of the names of regular checkpoints, such as 'iter_{}.pth'.
+        kept: the steps whose regular checkpoints stay, sorted; none keeps all of them.
+        best: the names of the best checkpoints, one for each score.
+    """
+    existing = set(names)
+    needed = [*best, *(template.format(number) for number in kept)]
+    newest = {}  # the last needed one of each series; later steps are later in `kept`
+    for name in needed:
+        found = series_of(name, template)
+        if found is not None:
+            newest[found[0]] = name
+    replaced = {}
+    for name in sorted(existing.difference(needed)):
+        found = series_of(name, template)
+        if found is None:  # of somebody else
+            continue
+        series, saved_step = found
+        # A score that this run does not keep has no newer one, and stays. After a resume from an
+        # earlier checkpoint the later ones stay, too: they are replaced when they are written.
+        newer = newest.get(series)
+        if newer in existing and saved_step < step:
+            replaced[name] = newer
+    return replaced
 
 
 def missing_checkpoint(cfg: Config) -> str:

@@ -27,23 +27,18 @@ from torch import nn
 
 from mmseg_ext.checkpoint.files import hashed_name_hint
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
-from mmseg_ext.durable.levers import LeverHook, apply_levers
+from mmseg_ext.durable.levers import LeverHook, prepare_for_gpu
 from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
+from mmseg_ext.engine.batch import enable_learning_rate_scaling, fit_learning_rate
 from mmseg_ext.engine.build_errors import explained
 from mmseg_ext.engine.config import as_list, input_channels, load_config, type_name
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
-from mmseg_ext.engine.parameter_groups import unused_custom_keys
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.engine.run_checks import (
-    check_loops,
-    check_metrics,
-    dataset_warnings,
-    incomplete_splits,
-)
-from mmseg_ext.engine.run_record import RunRecordHook, batch_settings
+from mmseg_ext.engine.run_checks import check_run
+from mmseg_ext.engine.run_record import RunRecordHook
 from mmseg_ext.engine.test_time_views import swapped_classes, unseen_views
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
@@ -79,6 +74,30 @@ def safely(
         yield
 
 
+def training_config(
+    config: str,
+    options: dict | None = None,
+    work_dir: str | None = None,
+    launcher: str = "none",
+    amp: bool = False,
+    auto_scale_lr: bool = False,
+    iterations: int | None = None,
+    size: int | None = None,
+) -> Config:
+    """Return the config of a training; see `load_config` and `rescale` for the arguments.
+
+    Raises:
+        LaunchError: if a setting does not fit the config.
+    """
+    change = functools.partial(rescale, iterations=iterations, size=size)
+    cfg = load_config(config, options, work_dir, launcher, change)
+    if amp:
+        enable_amp(cfg)
+    if auto_scale_lr:
+        enable_learning_rate_scaling(cfg)
+    return cfg
+
+
 def build_train_runner(
     config: str,
     options: dict | None = None,
@@ -90,20 +109,14 @@ def build_train_runner(
     iterations: int | None = None,
     size: int | None = None,
 ) -> Runner:
-    """Build the Runner that trains a config; see `load_config` and `rescale` for the arguments.
+    """Build the Runner that trains a config; see `training_config` for the arguments.
 
     Raises:
         LaunchError: if the run cannot start.
     """
-    change = functools.partial(rescale, iterations=iterations, size=size)
-    cfg = load_config(config, options, work_dir, launcher, change)
-    if amp:
-        enable_amp(cfg)
-    if auto_scale_lr:
-        enable_learning_rate_scaling(cfg)
-    init_distributed(cfg)
-    _decide_resuming(cfg, resume, options or {})
-    runner = _build(cfg, "train_loop", "val_loop")
+    cfg = training_config(config, options, work_dir, launcher, amp, auto_scale_lr, iterations, size)
+    decide_resuming(cfg, resume, options or {})
+    runner = _build(cfg, trains=True)
     if not any(name.startswith("default_hooks.logger") for name in options or {}):
         for hook in runner.hooks:
             if isinstance(hook, LoggerHook):  # the curves of a short run need points, too
@@ -156,7 +169,7 @@ def build_test_runner(
             if type_name(metric) not in ("BoundaryMetric", "ObjectMetric"):
                 metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
-    runner = _build(cfg, "test_loop")
+    runner = _build(cfg, trains=False)
     warning = unseen_views(cfg) if tta else ""
     if warning:
         runner.logger.warning(warning)
@@ -184,17 +197,16 @@ def build_segmentor(cfg: Config) -> Any:
     return revert_sync_batchnorm(model)
 
 
-def _build(cfg: Config, *loops: str) -> Runner:
-    """Build the Runner with these loops and their datasets."""
-    apply_levers("config", cfg)
+def _build(cfg: Config, trains: bool) -> Runner:
+    """Build the Runner with its loops, for a training or a test, and their datasets."""
+    prepare_for_gpu(cfg)
     process_state = OwnProcessStateHook(cfg)
     with safely(cfg):
         if "runner_type" in cfg:
             runner = RUNNERS.build(cast(dict, cfg))
         else:
-            runner_class = _QuietRunner if "train_loop" in loops else _QuietTestRunner
-            runner = runner_class.from_cfg(cfg)
-        for loop in loops:
+            runner = (_QuietRunner if trains else _QuietTestRunner).from_cfg(cfg)
+        for loop in ("train_loop", "val_loop") if trains else ("test_loop",):
             getattr(runner, loop)
     model = unwrap_model(runner.model)
     if hasattr(model, "encode_decode"):  # other models need no mmsegmentation
@@ -211,26 +223,21 @@ def _build(cfg: Config, *loops: str) -> Runner:
     for name, kind in (("run_record", RunRecordHook), ("run_results", RunResultsHook)):
         if name not in (cfg.get("default_hooks") or {}):
             runner.register_hook(kind())
-    check_loops(runner)
-    for warning in (*dataset_warnings(runner), *incomplete_splits(runner)):
-        runner.logger.warning(warning)
-    if "train_loop" in loops:
-        from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg
-
-        for warning in (*losses_of_ignored_pixels(model), *unused_custom_keys(cfg, model)):
-            runner.logger.warning(warning)
-        check_metrics(runner)
-        _fit_learning_rate(runner)
+    check_run(runner, trains)
+    if trains:
+        fit_learning_rate(runner)
     process_state.complete(runner)
     return runner
 
 
-def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
+def decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
     """Set `cfg.resume`, and remove `cfg.load_from` if the run resumes from its work directory.
 
-    A restarted run prefers its work directory. Otherwise `load_from` on the command line comes
-    first. Rank 0 looks for checkpoints, because file systems can differ or lag between machines.
+    It starts the process group, in which all processes decide the same. A restarted run prefers its
+    work directory. Otherwise `load_from` on the command line comes first. Rank 0 looks for
+    checkpoints, because file systems can differ or lag between machines.
     """
+    init_distributed(cfg)
     key = cfg.get("resume", False)
     if isinstance(key, str):
         raise LaunchError(f"resume={key!r}: set resume=True load_from={key!r}")
@@ -255,48 +262,6 @@ def _decide_resuming(cfg: Config, resume: bool, options: dict) -> None:
         # Without the option, a config's `load_from` starts a new run.
         is_new = cfg.get("load_from") and not (named_by_option or named_in_file)
         cfg.resume = resume and not is_new
-
-
-def enable_learning_rate_scaling(cfg: Config) -> None:
-    """Enable the config's `auto_scale_lr`.
-
-    Raises:
-        LaunchError: if the config has no `auto_scale_lr.base_batch_size`.
-    """
-    if (cfg.get("auto_scale_lr") or {}).get("base_batch_size") is None:
-        raise LaunchError(
-            "--auto-scale-lr: the config has no base batch size; add auto_scale_lr = "
-            "dict(base_batch_size=...)"
-        )
-    cfg.auto_scale_lr["enable"] = True
-
-
-def _fit_learning_rate(runner: Runner) -> None:
-    """Log the factor of `auto_scale_lr`, or warn if the learning rate does not fit the batch size.
-
-    The rule is linear (arXiv:1706.02677). mmengine multiplies the rate of every parameter group by
-    processes x batch / base_batch_size. It ignores accumulation, so the base is divided by it.
-    """
-    found = batch_settings(runner.cfg, runner.world_size)
-    base, effective = found["base_batch"], found["effective_batch"]
-    if base is None or effective is None:
-        return
-    batches = f"configured batch {base}, effective batch {effective}"
-    if runner.cfg.auto_scale_lr.get("enable", False):
-        base_batch_size = base / found["accumulated_batches"]
-        runner.auto_scale_lr = {"enable": True, "base_batch_size": base_batch_size}
-        runner.logger.info(f"auto-scale-lr: {batches}, learning rate x {effective / base:g}")
-    elif effective != base:
-        batches_of_a_step = runner.world_size * found["accumulated_batches"]
-        hint = ""
-        if batches_of_a_step and base % batches_of_a_step == 0:
-            images = base // batches_of_a_step
-            hint = f"set --cfg-options train_dataloader.batch_size={images} to keep it, or "
-        runner.logger.warning(
-            f"auto_scale_lr: the learning rate was tuned for a different batch size ({batches}), "
-            f"so the run sees {effective / base:g} of the schedule's images; {hint}add "
-            f"--auto-scale-lr, which only multiplies the rate by {effective / base:g}"
-        )
 
 
 def _draw_predictions(cfg: Config, show_dir: str | None, seconds: float | None) -> None:

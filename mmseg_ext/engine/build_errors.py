@@ -2,7 +2,7 @@
 
 A config is not checked in advance: whatever mmengine builds is accepted. Only after an error,
 `explained` looks for its cause in the config. The methods in the traceback tell the part: `EAHead.
-__init__` runs for `model.decode_head`. The words of the message tell the setting in this part. Each
+__init__` runs for `model.decode_head`. The words of the message name the setting in this part. Each
 function `_of_...` explains one kind of error, or returns None. Settings of a decode head that do
 not fit its features or labels are explained by `mmseg_ext.segmentors.head_errors`.
 """
@@ -176,7 +176,7 @@ def _of_part(failure: _Failure) -> Exception | None:
     training = any(f.name == "run" and f.filename.endswith("loops.py") for f in frames[:-1])
     if training or not part:
         return None
-    # The line of code that failed, not one of mmengine's registry around it.
+    # The line of code that failed, without mmengine's registry around it.
     own = [frame for frame in frames if "registry" not in Path(frame.filename).parts]
     line = (own[-1].line or "") if own else ""
     if isinstance(error, AssertionError) and not str(error):

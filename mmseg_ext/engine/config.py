@@ -1,4 +1,4 @@
-"""Configs: loading them with `--cfg-options`, and what they say of the data.
+"""Configs: loading them with `--cfg-options`, and the facts about the data in them.
 
 Keys that have no effect are warnings. Of the data, functions return the datasets inside wrappers,
 classes and palette, the channels of images and the size of crops.
@@ -93,8 +93,8 @@ def _follow_move(cfg: Config, path: str) -> list[str]:
     """Set the paths of a run's config to where its files are now; return a note if they moved.
 
     The config in a work directory, or in a folder of logs there, has absolute paths. After a move
-    they would lead to the old place, or after a copy to the data of the original. What the work
-    directory and the data have in common moves with both: of `a/run` and `a/data`, copied to `b`,
+    they would lead to the old place, or after a copy to the data of the original. The common part
+    of the paths of work directory and data moves with both: of `a/run` and `a/data`, copied to `b`,
     the data is in `b/data`. A path stays if nothing is at the new place, because only the work
     directory was copied; all paths of a project follow its own `work_dir`.
     """
@@ -216,10 +216,10 @@ def _loading_problem(path: str, error: Exception) -> str:
 
 
 def _path_of(name: str) -> str:
-    """Return the path of the config `name`: a path, or one of `model_names`.
+    """Return the path of the config `name`: a path, or a name of `model_names`.
 
     Raises:
-        LaunchError: if `name` has no ending, and is no model.
+        LaunchError: if `name` has no ending, and no model has this name.
     """
     if Path(name).suffix or Path(name).is_file():
         return name

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 from mmseg_ext.durable.work_dir import on_rank_zero
 from mmseg_ext.engine.build import safely
-from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.terminal import validations_left
 
@@ -100,10 +100,14 @@ def _validation_seconds(runner: Any) -> float:
     return len(loader) * (times[-1] - times[0]) / (len(times) - 1)
 
 
-def recorded_iterations(config: str, work_dir: str | None) -> int | None:
-    """Return the iterations of the run in a work directory, for an exact resume; None if new."""
-    folder = Path(load_config(config, work_dir=work_dir).work_dir)
-    for record in sorted(folder.glob("[0-9]*_[0-9]*/run.json"), reverse=True):
-        with contextlib.suppress(ValueError):  # a damaged record
-            return json.loads(record.read_text()).get("iterations")
-    return None
+def recorded_iterations(cfg: Config) -> int | None:
+    """Return the iterations of the run in the work directory, for an exact resume; None if new."""
+
+    def read() -> int | None:
+        records = Path(cfg.work_dir).glob("[0-9]*_[0-9]*/run.json")
+        for record in sorted(records, reverse=True):
+            with contextlib.suppress(ValueError):  # a damaged record
+                return json.loads(record.read_text()).get("iterations")
+        return None
+
+    return on_rank_zero(read)

@@ -1,8 +1,8 @@
 """The state that a run sets in its process. Several runs in one process do not change each other.
 
 mmengine sets flags of torch and the random state when a Runner is built, and never resets the
-flags. Its visualizers have a fixed name, and an earlier one of that name is used again, with its
-folder. Here each run gets its own, if it trains before the next one is built.
+flags. Its visualizers have a fixed name, and an earlier visualizer with this name is used again,
+with its folder. Here each run gets its own, if it trains before the next one is built.
 """
 
 import os

@@ -2,9 +2,10 @@
 
 Some settings build and fail hours later, at the first validation, or never end: these raise a
 `LaunchError`. Others train something else than they say, such as fewer classes: these are warnings.
+`check_run` calls all checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,8 +21,13 @@ from mmseg_ext.errors import CheckpointError, LaunchError, format_error, join_na
 from mmseg_ext.upstream import built_dataloaders
 
 
-def check_loops(runner: Runner) -> None:
-    """Raise a LaunchError for a loop that never ends, or that has an interval of zero."""
+def check_run(runner: Runner, trains: bool) -> None:
+    """Check a run whose loops are built, and log warnings.
+
+    Raises:
+        LaunchError: for a loop that never ends, or that has an interval of zero, and, if the run
+            `trains`, for scores that no validation computes.
+    """
     for stage, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
         sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
         reads_to_the_end = isinstance(loop, EpochBasedTrainLoop | ValLoop)
@@ -32,6 +38,16 @@ def check_loops(runner: Runner) -> None:
             "train_cfg.val_interval=0: is not an interval; to train without validation, set "
             "val_cfg, val_dataloader and val_evaluator to None"
         )
+    warnings = [*dataset_warnings(runner), *incomplete_splits(runner)]
+    if trains:
+        from mmseg_ext.segmentors.head_errors import losses_of_ignored_pixels  # needs mmseg
+
+        model = unwrap_model(runner.model)
+        warnings += [*losses_of_ignored_pixels(model), *unused_custom_keys(runner.cfg, model)]
+    for warning in warnings:
+        runner.logger.warning(warning)
+    if trains:
+        check_metrics(runner)
 
 
 def missing_images(cfg: Config, split: str, count: int) -> str:
@@ -98,10 +114,32 @@ def dataset_warnings(runner: Runner) -> list[str]:
     return warnings
 
 
-class SameClasses(Hook):
-    """Refuses to test or to resume a checkpoint of other classes than those of the data.
+def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
+    """Yield a warning for each of `custom_keys` that is in no parameter's name."""
+    names, compared = [], []
+    for name, _ in model.named_parameters():
+        names.append(name)
+        # mmengine compares '.name' for a parameter of the model itself.
+        compared.append(name if "." in name else f".{name}")
+    settings = (cfg.get("optim_wrapper") or {}).get("paramwise_cfg") or {}
+    keys = settings.get("custom_keys") or {}
+    if not isinstance(keys, Mapping):
+        raise LaunchError(
+            f"optim_wrapper.paramwise_cfg.custom_keys={keys!r}: set a dict, such as "
+            "dict(decode_head=dict(lr_mult=10))"
+        )
+    for key in keys:
+        if not any(key in name for name in compared):
+            yield (
+                f"optim_wrapper.paramwise_cfg.custom_keys: {key!r} has no effect: no parameter has "
+                f"it in its name; use a part of names like {names[0]!r} and {names[-1]!r}"
+            )
 
-    A class that is at another place would be scored as another one. Names alone can change.
+
+class SameClasses(Hook):
+    """Refuses to test or to resume a checkpoint that was trained with other classes.
+
+    A class that is at another place would be scored as another one. Only names can change.
     """
 
     def __init__(self, loop: str):
@@ -128,7 +166,7 @@ def check_metrics(runner: Runner) -> None:
     of single classes that `save_best` or the `monitor` of a hook has, such as 'IoU.crop'.
     """
     metrics = getattr(getattr(runner.val_loop, "evaluator", None), "metrics", [])
-    for metric in metrics:  # others than IoUMetric and ObjectMetric do not name their scores
+    for metric in metrics:  # others than IoUMetric and ours do not name their scores
         if not hasattr(metric, "total_area_to_metrics") and not hasattr(metric, "score_names"):
             return
     if not metrics:
@@ -143,11 +181,18 @@ def check_metrics(runner: Runner) -> None:
     for metric in metrics:
         prefix = f"{metric.prefix}/" if metric.prefix else ""
         if hasattr(metric, "score_names"):
-            metric.class_index()  # raises an error for an unknown class
+            if hasattr(metric, "class_index"):
+                metric.class_index()  # raises an error for an unknown class
             means.update(prefix + name for name in metric.score_names)
             continue
-        for name in _kinds_of_scores(metric):
-            means.add(prefix + (name if name == "aAcc" else f"m{name}"))
+        # From areas of one pixel the metric computes all names, and `by_class` of the classes.
+        areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
+        try:
+            names = metric.total_area_to_metrics(*areas, metric.metrics)
+        except KeyError as error:
+            line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
+            raise LaunchError(line) from error
+        means.update(prefix + (name if name == "aAcc" else f"m{name}") for name in names)
         for name in getattr(metric, "by_class", {}):
             full_name = prefix + name
             of_classes.add(full_name)
@@ -160,16 +205,3 @@ def check_metrics(runner: Runner) -> None:
             found = ", ".join(sorted(means) + sorted(of_classes, reverse=True)[:4])
             hint = nearest(name, of_classes)
             raise LaunchError(f"{key}: the validation returns {found}{hint}")
-
-
-def _kinds_of_scores(metric: Any) -> list[str]:
-    """Return the names of the scores that an `IoUMetric` computes: 'aAcc', 'IoU', 'Acc'.
-
-    It computes them from areas of one pixel, which also sets `by_class` of `CheckedIoUMetric`.
-    """
-    areas = 4 * [torch.ones(len(metric.dataset_meta["classes"]))]
-    try:
-        return list(metric.total_area_to_metrics(*areas, metric.metrics))
-    except KeyError as error:
-        line = f"val_evaluator.iou_metrics={metric.metrics}: {format_error(error)}"
-        raise LaunchError(line) from error

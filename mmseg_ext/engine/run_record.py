@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -16,14 +17,16 @@ import torch
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import HOOKS
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.durable.levers import LeverHook
+from mmseg_ext.durable.optimizer_groups import single_wrappers
 from mmseg_ext.engine.amp import default_dtype
+from mmseg_ext.engine.batch import batch_settings
 from mmseg_ext.engine.config import as_list, inner_datasets, type_name
-from mmseg_ext.engine.parameter_groups import describe_groups
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 _FROM_SCRATCH = (
@@ -45,26 +48,6 @@ def git_commit() -> str:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
     except OSError:
         return "unknown"
-
-
-def batch_settings(cfg: Config, world_size: int) -> dict:
-    """Return the batch per process and per step, and the factor of `auto_scale_lr`."""
-    wrapper, scaling = cfg.get("optim_wrapper") or {}, cfg.get("auto_scale_lr") or {}
-    batch = (cfg.get("train_dataloader") or {}).get("batch_size")
-    accumulated = wrapper.get("accumulative_counts", 1)
-    effective = None if batch is None else world_size * batch * accumulated
-    base = scaling.get("base_batch_size")
-    factor = 1.0
-    if scaling.get("enable", False) and base is not None and effective is not None:
-        factor = effective / base
-    return {
-        "world_size": world_size,
-        "batch_per_process": batch,
-        "accumulated_batches": accumulated,
-        "effective_batch": effective,
-        "base_batch": base,
-        "learning_rate_factor": factor,
-    }
 
 
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
@@ -161,6 +144,26 @@ def summary(runner, record: dict) -> list[str]:
         f"on: {', '.join(record['devices'])}; {record['precision']}; seed {record['seed']}",
         f"log and config: {runner.log_dir}",
     ]
+
+
+def describe_groups(wrapper: OptimWrapper | OptimWrapperDict) -> list[str]:
+    """Return a line for each learning rate, with its decays, if the parameters have several."""
+    counts: Counter[tuple[float, float]] = Counter()  # of parameters by rate and decay
+    for part in single_wrappers(wrapper):
+        for group in part.optimizer.param_groups:
+            # The schedules may have changed the rate already.
+            rate = float(group.get("initial_lr", group["lr"]))
+            trained = sum(p.numel() for p in group["params"] if p.requires_grad)
+            counts[rate, group.get("weight_decay", 0.0)] += trained
+    if len(counts) < 2:
+        return []
+    parts_of: dict[float, list[str]] = {}  # of the line of each rate
+    for (rate, decay), number in counts.items():
+        parts_of.setdefault(rate, []).append(f"{number:,} parameters with decay {decay:g}")
+    lines = []
+    for rate in sorted(parts_of, reverse=True):
+        lines.append(f"learning rate {rate:.3g}: {', '.join(parts_of[rate])}")
+    return lines
 
 
 def initial_weights(runner) -> str | None:

@@ -1,7 +1,7 @@
-"""What test-time augmentation does that training did not: flips, scales and turns of no training.
+"""Views of test-time augmentation that training did not show: flips, scales and turns.
 
 A network knows nothing of views that training never showed. Where left and right are classes, a
-mirrored view makes the mean of the views worse than the image alone.
+mirrored view makes the mean of the views worse than the prediction of the image.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +42,7 @@ def _flips(transforms: list[Mapping]) -> set[str]:
 
 
 def _scales(transforms: list[Mapping]) -> tuple[float, float, str]:
-    """Return the lowest and highest scale of training images, and the key that says so.
+    """Return the lowest and highest scale of training images, and their key.
 
     With 'scale' they are the longer side in pixels, with 'scale_factor' they multiply the image's
     size. An empty key is for sizes that cannot be compared.

@@ -5,14 +5,11 @@ A predicted boundary pixel is right if a true one of the class is at most 0.75 %
 diagonal away (Csurka et al. 2013), and a true one is found the same way.
 """
 
-from collections.abc import Sequence
-
 import cv2
 import numpy as np
-from mmengine.evaluator import BaseMetric
 from mmseg.registry import METRICS
 
-from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.evaluation.counting_metric import CountingMetric
 
 _REACH = 0.0075  # of the diagonal
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
@@ -57,7 +54,7 @@ def boundary_f1(counts: np.ndarray) -> np.ndarray:
 
 
 @METRICS.register_module()
-class BoundaryMetric(BaseMetric):
+class BoundaryMetric(CountingMetric):
     """Mean F1 of the classes' boundaries, over the pixels of all images: `boundary/mF1`.
 
     Images without label maps are left out.
@@ -69,33 +66,11 @@ class BoundaryMetric(BaseMetric):
     """
 
     default_prefix = "boundary"
+    score_names = ("mF1",)
 
-    def __init__(
-        self, ignore_index: int = 255, prefix: str | None = None, images_file: str | None = None
-    ):
-        # Without a GPU this collects over gloo. 'cpu' would need a folder that all machines share.
-        super().__init__("gpu", prefix)
-        self.ignore_index = ignore_index
-        self.images_file = images_file
-
-    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+    def count(self, predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
         classes = len((self.dataset_meta or {})["classes"])
-        for sample in data_samples:
-            if "gt_sem_seg" in sample:
-                truth = sample["gt_sem_seg"]["data"].squeeze().cpu().numpy()
-                predicted = sample["pred_sem_seg"]["data"].squeeze().cpu().numpy()
-                counts = boundary_counts(predicted, truth, classes, self.ignore_index)
-                self.results.append(counts)
+        return boundary_counts(predicted, truth, classes, self.ignore_index)
 
-    def compute_metrics(self, results: list[np.ndarray]) -> dict[str, float]:
-        if not results:
-            return {}
-        if self.images_file is not None:
-            save_counts(np.stack(results), self.images_file)
-        return {"mF1": float(np.nanmean(boundary_f1(np.sum(results, axis=0))))}
-
-
-def save_counts(counts: np.ndarray, path: str) -> None:
-    """Write the counts of images (N, ...) to an .npy file."""
-    with atomic_write(path) as part:
-        np.save(part, counts)
+    def scores(self, counts: np.ndarray) -> dict[str, float]:
+        return {"mF1": float(np.nanmean(boundary_f1(counts.sum(0))))}

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from mmengine.evaluator import BaseMetric
 from mmseg.registry import METRICS
 
 from mmseg_ext.errors import LaunchError, join_names
-from mmseg_ext.evaluation.boundary_metric import save_counts
+from mmseg_ext.evaluation.counting_metric import CountingMetric
 
 
 def number_objects(is_object: np.ndarray) -> np.ndarray:
@@ -35,17 +34,25 @@ def match_objects(predicted: np.ndarray, truth: np.ndarray) -> tuple[int, int, i
     return int(matched), len(areas) - 1, len(true_areas) - 1
 
 
-def object_scores(counts: Sequence[tuple[int, int, int]]) -> dict[str, float]:
+def object_f1(counts: np.ndarray) -> np.ndarray:
+    """Return the F1 of objects (...) in percent from counts (..., 3): matched, predicted, true."""
+    matched, predicted, true = np.moveaxis(np.asarray(counts, float), -1, 0)
+    nothing = np.full(matched.shape, np.nan)
+    return 200 * np.divide(matched, predicted + true, out=nothing, where=predicted + true > 0)
+
+
+def object_scores(counts: Sequence[tuple[int, int, int]] | np.ndarray) -> dict[str, float]:
     """Return F1, precision, recall and the error of the count, in percent, NaN without objects.
 
-    `counts` are those of `match_objects` for each image. The error is the mean of
+    `counts` are the results of `match_objects` for each image. The error is the mean of
     |predicted - true| / true over the images that have objects.
     """
-    matched, predicted, true = np.sum(counts, axis=0, dtype=float)
+    total = np.sum(counts, axis=0, dtype=float)
+    matched, predicted, true = total
     errors = [abs(found - there) / there for _, found, there in counts if there]
     with np.errstate(invalid="ignore"):
         return {
-            "F1": float(200 * matched / (predicted + true)),
+            "F1": float(object_f1(total)),
             "precision": float(100 * matched / predicted),
             "recall": float(100 * matched / true),
             "count_error": 100 * float(np.mean(errors)) if errors else np.nan,
@@ -53,7 +60,7 @@ def object_scores(counts: Sequence[tuple[int, int, int]]) -> dict[str, float]:
 
 
 @METRICS.register_module()
-class ObjectMetric(BaseMetric):
+class ObjectMetric(CountingMetric):
     """F1, precision and recall of the objects of a class, and the error of their number.
 
     The true objects are the components of the label maps. Pixels with `ignore_index` belong to no
@@ -80,36 +87,23 @@ class ObjectMetric(BaseMetric):
         prefix: str | None = None,
         images_file: str | None = None,
     ):
-        # Without a GPU this collects over gloo. 'cpu' would need a folder that all machines share.
-        super().__init__("gpu", prefix)
+        super().__init__(ignore_index, prefix, images_file)
         self.object_class = object_class
-        self.ignore_index = ignore_index
-        self.images_file = images_file
 
     def class_index(self) -> int:
         """Return the index of the class that is counted."""
         classes = list((self.dataset_meta or {})["classes"])
         if self.object_class not in classes:
             raise LaunchError(
-                f"val_evaluator.object_class={self.object_class!r}: is no class of the dataset; "
-                f"use one of {join_names(classes)}"
+                f"val_evaluator.object_class={self.object_class!r}: the dataset has no such "
+                f"class; use {join_names(classes)}"
             )
         return classes.index(self.object_class)
 
-    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+    def count(self, predicted: np.ndarray, truth: np.ndarray) -> np.ndarray:
         index = self.class_index()
-        for sample in data_samples:
-            if "gt_sem_seg" not in sample:
-                continue
-            truth = sample["gt_sem_seg"]["data"].squeeze().cpu().numpy()
-            predicted = sample["pred_sem_seg"]["data"].squeeze().cpu().numpy()
-            is_predicted = (predicted == index) & (truth != self.ignore_index)
-            found, true = number_objects(is_predicted), number_objects(truth == index)
-            self.results.append(match_objects(found, true))
+        found = number_objects((predicted == index) & (truth != self.ignore_index))
+        return np.array(match_objects(found, number_objects(truth == index)))
 
-    def compute_metrics(self, results: list[tuple[int, int, int]]) -> dict[str, float]:
-        if not results:
-            return {}
-        if self.images_file is not None:
-            save_counts(np.array(results), self.images_file)
-        return object_scores(results)
+    def scores(self, counts: np.ndarray) -> dict[str, float]:
+        return object_scores(counts)

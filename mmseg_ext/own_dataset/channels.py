@@ -13,7 +13,7 @@ import numpy as np
 
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.images.values import Photo, declared, is_deep, is_png_with_alpha, is_tiff
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.item import evenly
 from mmseg_ext.terminal import progress
 
 _IMAGES, _PIXELS = 200, 10_000  # measured of a project, and of an image
@@ -42,7 +42,15 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
         ValueError: if the images have different numbers of bands.
     """
     chosen = evenly(paths, _IMAGES)
-    files = [_sample(path) for path in progress(chosen, "measuring", len(chosen))]
+    files = []  # with some of the pixels, (N, 1, bands); none of photos, which have three bands
+    for path in progress(chosen, "measuring", len(chosen)):
+        data = read_bytes(str(path))
+        if not (is_tiff(data) or is_deep(data) or is_png_with_alpha(data)):
+            files.append(declared(np.zeros((0, 1, 3), np.uint8), colors=True))
+            continue
+        pixels = read(data, str(path))
+        values = pixels.values.reshape(-1, 1, pixels.values.shape[2])
+        files.append(replace(pixels, values=values[:: max(1, len(values) // _PIXELS)].copy()))
     alpha = _bands_in_alpha(files)
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Photo] = []
@@ -59,8 +67,12 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
             "project of images with equal bands"
         )
     samples = [sample for sample in samples if sample.values.shape[2] == count]
-    deep = list(filter(_is_deep, samples))
-    if count in (1, 3) and (not deep or any(map(_uses_16_bits, deep))):
+    deep = []  # whose values are not those of 8 bits
+    for sample in samples:
+        if sample.values.dtype.kind == "f" or sample.white is None or sample.white > 255:
+            deep.append(sample)
+    use_16_bits = [sample.white == 0xFFFF and not sample.dark_note() for sample in deep]
+    if count in (1, 3) and (not deep or any(use_16_bits)):
         return None
     limits = None
     if deep:
@@ -69,25 +81,6 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     mean, std = pixels.mean(0).round(2), pixels.std(0).clip(1).round(2)
     colors = all(sample.colors for sample in samples)
     return Channels(count, limits, mean.tolist(), std.tolist(), colors, alpha)
-
-
-def _is_deep(sample: Photo) -> bool:
-    """Return whether the values are not those of 8 bits."""
-    return sample.values.dtype.kind == "f" or sample.white is None or sample.white > 255
-
-
-def _uses_16_bits(sample: Photo) -> bool:
-    return sample.white == 0xFFFF and not sample.dark_note()
-
-
-def _sample(path: Path) -> Photo:
-    """Return some of an image's pixels, (N, 1, bands); none of photos, which have three bands."""
-    data = read_bytes(str(path))
-    if not (is_tiff(data) or is_deep(data) or is_png_with_alpha(data)):
-        return declared(np.zeros((0, 1, 3), np.uint8), colors=True)
-    pixels = read(data, str(path))
-    values = pixels.values.reshape(-1, 1, pixels.values.shape[2])
-    return replace(pixels, values=values[:: max(1, len(values) // _PIXELS)].copy())
 
 
 def _bands_in_alpha(samples: Sequence[Photo]) -> tuple[int, ...]:

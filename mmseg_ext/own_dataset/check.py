@@ -33,8 +33,7 @@ from mmseg_ext.own_dataset.copies import (
     small_label,
     small_version,
 )
-from mmseg_ext.own_dataset.item import Item, Notes, Rank
-from mmseg_ext.own_dataset.matching import Key
+from mmseg_ext.own_dataset.item import Item, Key, Notes, Rank
 from mmseg_ext.own_dataset.summary import Split, add_notes_on_pixels
 from mmseg_ext.terminal import progress
 
@@ -50,7 +49,7 @@ class Problem(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What `check_dataset` found."""
+    """The findings of `check_dataset`."""
 
     problems: list[Problem]
     splits: list[Split]
@@ -72,7 +71,7 @@ def check_dataset(
         config: name or path of a config, or a config.
         splits: of train, val and test; by default all that the config has.
         workers: processes that read; with 0 this one reads.
-        options: settings that replace those of the config.
+        options: settings that replace the config's.
 
     Raises:
         LaunchError: if the config lacks a split, a dataset cannot list its files, or the datasets
@@ -150,8 +149,9 @@ def _list_files(split: str, config: dict) -> _Source:
     entries = dataset.data_list
     if not classes or not entries or "img_path" not in entries[0]:
         raise LaunchError(f"{split}: {kind} lists no {'images' if classes else 'classes'}")
-    image: Any = _find_step(dataset, LoadImageFromFile) or LoadImageFromFile()
-    label: Any = _find_step(dataset, LoadAnnotations)
+    steps = dataset.pipeline.transforms
+    image: Any = next((s for s in steps if isinstance(s, LoadImageFromFile)), LoadImageFromFile())
+    label: Any = next((s for s in steps if isinstance(s, LoadAnnotations)), None)
     rotates = not isinstance(image, CheckedLoadImage)
     if rotates:
         image = CheckedLoadImage(
@@ -177,14 +177,6 @@ def _list_files(split: str, config: dict) -> _Source:
     return _Source(classes, items, partial(_read, image=image, label=label, rotates=rotates))
 
 
-def _find_step(dataset: Any, kind: type) -> Any:
-    """Return the first step of this class in a dataset's pipeline, or None."""
-    for step in dataset.pipeline.transforms:
-        if isinstance(step, kind):
-            return step
-    return None
-
-
 def _read_all(source: _Source, workers: int) -> Iterator[Any]:
     """Yield what `_read` returns for each item."""
     count = len(source.items)
@@ -199,7 +191,7 @@ def _read_all(source: _Source, workers: int) -> Iterator[Any]:
 def _read(
     item: Item, image: CheckedLoadImage, label: Any, rotates: bool
 ) -> tuple[Item, str] | LabelError | UnreadableFileError:
-    """Read an image and its label map; return the item with what was found and a note, or an error.
+    """Read an image and its label map; return the item with its findings and a note, or an error.
 
     `label` is the loader, or None if the pipeline loads no label maps. `rotates` if the pipeline
     applies the EXIF rotation to the image.

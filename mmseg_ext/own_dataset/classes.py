@@ -5,9 +5,9 @@
     9,soil,#505050
     255,,
 
-A text is what annotations have: a value, a color (#c80a0a) or a name. Texts with an equal class are
-one class, and a text without one is ignored. Classes are numbered in the order of the file, so an
-edit renames, merges, ignores and orders them. Further runs follow the file; they add new texts.
+A text is a value of annotations: a number, a color (#c80a0a) or a name. Texts with an equal class
+are one class, and a text without one is ignored. Classes are numbered in the order of the file, so
+an edit renames, merges, ignores and orders them. Further runs follow the file; they add new texts.
 """
 
 import csv
@@ -24,8 +24,7 @@ import numpy as np
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.files import same_name
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Legend, Reader
 from mmseg_ext.own_dataset.item import Notes, Rank
 
 IGNORED = 255
@@ -68,7 +67,8 @@ class Classes:
             if row.name and row.color:
                 own.setdefault(row.name, row.color)
         random = np.random.RandomState(0).randint(0, 256, (len(self.names), 3)).tolist()
-        defaults = [*_COLORS, *map(to_text, random)]  # the same in each project
+        # The same in each project.
+        defaults = [*_COLORS, *("#{:02x}{:02x}{:02x}".format(*color) for color in random)]
         colors = {"": ""}
         for name, default in zip(self.names, defaults, strict=False):
             colors[name] = own.get(name, default)
@@ -82,27 +82,27 @@ class Classes:
         write_text(out.getvalue(), data / CLASSES_FILE)
 
 
-def to_text(rgb: Sequence[int]) -> str:
-    """Return a color as #rrggbb."""
-    return "#{:02x}{:02x}{:02x}".format(*rgb)
-
-
 def read_classes(data: Path) -> Classes | None:
     """Return the classes in a project's data, or None for another folder.
 
     Raises:
-        ValueError: if a line is no class, or there are not 2 to 255 classes.
+        ValueError: if a line is not a class, or there are not 2 to 255 classes.
     """
     file = data / CLASSES_FILE
     if not file.is_file():
         return _classes_of_version_1(data)
     rows = []
-    lines = file.read_text(encoding="utf-8-sig").splitlines()
-    semicolon = bool(lines) and lines[0].count(";") > lines[0].count(",")  # of some spreadsheets
-    for number, cells in enumerate(csv.reader(lines, delimiter=";" if semicolon else ","), 1):
+    try:
+        content = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: is not UTF-8 ({error}); save it as CSV in UTF-8") from error
+    separator = max(",;\t", key=content.count)  # spreadsheets write others than the comma
+    for number, cells in enumerate(csv.reader(content.splitlines(), delimiter=separator), 1):
         cells = [cell.strip() for cell in cells]
         if not any(cells) or cells == _TITLES:
             continue
+        if cells[0].startswith("# ") and not any(map(_COLOR.fullmatch, cells)):  # the user's note
+            cells = [", ".join(filter(None, cells))]
         text, name, color, *more = [*cells, "", ""] if len(cells) < 3 else cells
         if any(more) or (color and not _COLOR.fullmatch(color)):
             raise ValueError(
@@ -160,8 +160,8 @@ def choose_classes(
     if before is not None:
         return _follow(before, legend, reader, names, ignored, data / CLASSES_FILE, notes)
     ignored += [text for text in reader.ignored if text in labels.values()]
-    given = names or (None if listed else reader.class_names)
-    # Colors have no order of their own: they get the one of a file that names them.
+    given = names
+    # Colors have no order of their own: they get the order of a file that names them.
     if listed and not (names and not any(text.startswith("#") for text in labels.values())):
         order = list(listed)
         named = [same_name(name, of_name) for name in names or ()]
@@ -184,13 +184,20 @@ def choose_classes(
         if not texts:  # no annotation shows it yet, but another one can
             text = name if BACKGROUND in of_text else str(i)
             texts = ["" if text in of_text else text]
-        for text in texts:
-            color = legend.colors.get(text)
-            rows.append(Row(text, name, to_text(color) if color else ""))
+        rows += [Row(text, name, legend.colors.get(text, "")) for text in texts]
     rows += [Row(text, "") for text, number in of_text.items() if number == IGNORED]
-    if not given and _is_255_far(labels) and of_text.get("255", IGNORED) != IGNORED:
-        text = f"255 is a class; to ignore it, drop its name in {data / CLASSES_FILE} and run again"
+
+    # Whether 255 is a class cannot be seen in masks. A name for a later value is perhaps its name.
+    number, file = of_text.get(str(IGNORED), IGNORED), data / CLASSES_FILE
+    steps = np.diff(sorted(labels))
+    is_far = max(labels) == IGNORED and len(steps) > 1 and steps[-1] > 2 * max(steps[:-1])
+    if number != IGNORED and not given and is_far:
+        text = f"255 is a class; to ignore it, drop its name in {file} and run again"
         notes.add(Rank.LABELS, text)
+    elif number != IGNORED and given and _is_255_ignored(labels):
+        text = f"255 is {found[number]}, because --classes has a name for each value; if 255 does"
+        todo = f"not count, give {found[number]} to another value in {file}, and none to 255"
+        notes.add(Rank.LABELS, f"{text} {todo}, and run again")
     return Classes(rows)
 
 
@@ -243,16 +250,8 @@ def _follow(
             found.append(name)
         becomes = f"class {found.index(name)}, {name}" if name else "ignored"
         notes.add(Rank.LABELS, f"{text} is new: it is {becomes}; {file} can name it otherwise")
-        color = legend.colors.get(text)
-        rows.append(Row(text, name, to_text(color) if color and name else ""))
+        rows.append(Row(text, name, legend.colors.get(text, "") if name else ""))
     return Classes(rows)
-
-
-def _is_255_far(labels: Mapping[int, str]) -> bool:
-    """Return whether 255 is far from other values, as in a part of VOC's classes."""
-    steps = np.diff(sorted(labels))
-    is_last = max(labels) == IGNORED and len(steps) > 1
-    return bool(is_last and steps[-1] > 2 * max(steps[:-1]))
 
 
 def assign_classes(
@@ -279,10 +278,32 @@ def assign_classes(
             f"{len(texts)} values: {join_names(texts)}"
         )
     left = {number: text for number, text in labels.items() if text not in ignored}
-    if BACKGROUND in texts:  # COCO and labelme
-        classes, of_text = _assign_names(list(left.values()), names, ignored)
-    else:
-        classes, of_text = _assign_numbers(left, names, len(labels))
+    if BACKGROUND in texts:  # labels are names
+        classes = list(names or left.values())
+        if BACKGROUND not in (*classes, *ignored):
+            classes.insert(0, BACKGROUND)
+        found = [same_name(text, classes) for text in left.values()]
+        missing = set(found) - set(classes)
+        if missing:
+            raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
+        numbers = list(map(classes.index, found))
+    else:  # values or colors
+        if _is_255_ignored(left, names):
+            del left[IGNORED]
+        numbers = list(range(len(left)))
+        classes = list(names or (f"class_{i}" for i in numbers))
+        if names and max(left, default=0) < len(names):  # values are the numbers of the classes
+            numbers = list(left)
+        elif len(classes) != len(left):
+            values = f"{len(left)} values"
+            if len(left) < len(labels):
+                values += " that are not ignored"
+            found = join_names(list(left.values()))
+            raise ValueError(
+                f"--classes names {len(classes)} classes, but there are {values}: {found}; give "
+                "one name per value, or --ignore values"
+            )
+    of_text = dict(zip(left.values(), numbers, strict=True))
     kept = [name for name in classes if name not in named]
     if named:
         numbers = [kept.index(name) if name in kept else IGNORED for name in classes]
@@ -296,47 +317,6 @@ def assign_classes(
         if classes.count(name) > 1 or not name.strip():
             raise ValueError(f"class {name!r}: every class needs a name of its own")
     return classes, dict.fromkeys(texts, IGNORED) | of_text
-
-
-def _assign_names(
-    texts: Sequence[str], names: Sequence[str] | None, ignored: Collection[str]
-) -> tuple[list[str], dict[str, int]]:
-    """Return the classes and the class of each label, if labels are names."""
-    classes = list(names or texts)
-    if BACKGROUND not in (*classes, *ignored):
-        classes.insert(0, BACKGROUND)
-    found = [same_name(text, classes) for text in texts]
-    missing = set(found) - set(classes)
-    if missing:
-        raise ValueError(f"--classes lacks {min(missing)!r}; name it, or add it to --ignore")
-    return classes, dict(zip(texts, map(classes.index, found), strict=True))
-
-
-def _assign_numbers(
-    labels: Mapping[int, str], names: Sequence[str] | None, count: int
-) -> tuple[list[str], dict[str, int]]:
-    """Return the classes and the class of each label, if labels are numbers or colors.
-
-    `count` is the number of labels with those that flags ignore.
-    """
-    left = dict(labels)
-    if _is_255_ignored(left, names):
-        del left[IGNORED]
-    texts = list(left.values())
-    in_order = dict(zip(texts, range(len(texts)), strict=True))
-    if not names:
-        return [f"class_{i}" for i in in_order.values()], in_order
-    if max(left, default=0) < len(names):  # the values are the numbers of the classes
-        return list(names), dict(zip(texts, left, strict=True))
-    if len(names) != len(left):
-        values = f"{len(left)} values"
-        if len(left) < count:
-            values += " that are not ignored"
-        raise ValueError(
-            f"--classes names {len(names)} classes, but there are {values}: {join_names(texts)}; "
-            "give one name per value, or --ignore values"
-        )
-    return list(names), in_order
 
 
 def _is_255_ignored(labels: Mapping[int, str], names: Sequence[str] | None = None) -> bool:

@@ -19,13 +19,11 @@ from mmseg_ext.atomic_write import write_text
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.annotations.masks import OBJECT, OBJECT_VALUES
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.classes import IGNORED
-from mmseg_ext.own_dataset.item import Item, Notes, Rank
+from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly
 from mmseg_ext.own_dataset.project import Project
-from mmseg_ext.own_dataset.selection import evenly
 from mmseg_ext.own_dataset.starting_weights import Start
 from mmseg_ext.own_dataset.summary import Split
 
@@ -40,6 +38,11 @@ _MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
 SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
 # `min_area`: percent of the labeled objects that can be smaller, and objects that a class needs.
 _SPECKS, LEAST_OBJECTS = 1, 50
+_WAYS = ["horizontal", "vertical"]
+_TURN = """\
+    # By any angle, because photos have no top. Corners without a pixel are ignored.
+    dict(type="RandomRotate", prob=1.0, degree=180.0, pad_val=0, seg_pad_val=255),
+"""
 _TEST_LOADER = """\
 test_dataloader = dict(val_dataloader, dataset=dict(val_dataloader["dataset"], data_prefix=dict(
     img_path="images/test", seg_map_path="annotations/test")))
@@ -53,18 +56,22 @@ def write_config(
     tiles: bool = False,
     channels: Channels | None = None,
     rgb_bands: Sequence[int] | None = None,
+    any_side_up: bool = False,
 ) -> None:
     """Write `config.py` and its base to `folder`; it fits the sizes and number of the images.
 
     With `tiles` the network sees parts of the images in full resolution. `channels` describes
-    images other than photos. Pictures show `rgb_bands`.
+    images other than photos. Pictures show `rgb_bands`. With `any_side_up` training also turns
+    images, and flips them upside down.
 
     Raises:
         ValueError: if the images do not have these bands.
     """
     splits, classes = project.splits, project.classes
     train = splits[0]
-    parts = _class_parts(project) | _network_parts(start)
+    # All turns with one flip would be all views; the other flip is for the test.
+    views = dict(turn=_TURN if any_side_up else "", ways=json.dumps(_WAYS[: 1 + any_side_up]))
+    parts = _class_parts(project) | _network_parts(start) | views
 
     # The data: the splits, and the scores of numbered objects.
     parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)
@@ -72,7 +79,7 @@ def write_config(
     parts["test_loader"] = _TEST_LOADER if splits[-1].name == "test" else ""
     parts["evaluator"] = iou = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
     counted = classes.numbers.get(OBJECT, IGNORED)
-    if set(classes.numbers) == set(OBJECT_VALUES) and counted != IGNORED:
+    if classes.numbers.keys() >= {*OBJECT_VALUES} and counted != IGNORED:
         objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
         parts["evaluator"] = f"[\n    {iou}, {objects}]"
 
@@ -111,12 +118,11 @@ def write_config(
     # The length of the training.
     steps = STEPS_WITH_STEM if start.stem else STEPS
     iterations = min(steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
-    parts |= dict(iterations=iterations, warmup=iterations // 20)
-    parts |= dict(batch=BATCH, saving=iterations // VALIDATIONS)
+    parts |= dict(iterations=iterations, warmup=iterations // 20, batch=BATCH)
     val = next((split for split in splits if split.name == "val"), train)
     side, trained = None if tiles else parts["side"], iterations * parts["crop"] ** 2
     validations = _validations(val, side, trained)
-    parts["interval"] = iterations // validations
+    parts |= dict(interval=iterations // validations, saving=iterations // VALIDATIONS)
     if validations < VALIDATIONS:
         text = f"a validation of these images takes long, so a training has {validations}, not"
         project.notes.add(Rank.HINT, f"{text} {VALIDATIONS}; train_cfg.val_interval changes it")

@@ -43,9 +43,12 @@ def small_version(image: np.ndarray, missing: float | None = None) -> np.ndarray
         known = np.isfinite(bands) & (bands != missing)
         bands = np.where(known, bands, bands[known].mean() if known.any() else 0)
     contrast = float(bands.max()) - float(bands.min())
-    complete = _reduce(bands, contrast)
-    inner = _without_borders(bands, contrast)
-    return np.stack([complete, _reduce(inner, contrast) if inner is not bands else complete])
+    complete, inner = _reduce(bands, contrast), bands
+    for _ in range(4):  # top, right, bottom and left, after which the image is upright
+        inner = np.rot90(inner[_border(inner, _NOISE * contrast) :])
+    is_large = min(np.divide(inner.shape[:2], bands.shape[:2])) >= _LEAST
+    is_inside = is_large and inner.shape != bands.shape
+    return np.stack([complete, _reduce(inner, contrast) if is_inside else complete])
 
 
 def _reduce(bands: np.ndarray, contrast: float) -> np.ndarray:
@@ -60,15 +63,6 @@ def _reduce(bands: np.ndarray, contrast: float) -> np.ndarray:
     return small / length if step and length > step * _SIDE else np.zeros_like(small)
 
 
-def _without_borders(bands: np.ndarray, contrast: float) -> np.ndarray:
-    """Return the part of an image (H, W, C) inside of flat borders; all of it if there are none."""
-    inner = bands
-    for _ in range(4):  # top, right, bottom and left, after which the image is upright
-        inner = np.rot90(inner[_border(inner, _NOISE * contrast) :])
-    is_large = min(np.divide(inner.shape[:2], bands.shape[:2])) >= _LEAST
-    return inner if is_large and inner.shape != bands.shape else bands
-
-
 def _border(bands: np.ndarray, noise: float) -> int:
     """Return the number of flat rows at the top that end at a straight edge."""
     some = bands[:, :: max(1, bands.shape[1] // _COLUMNS)].astype(np.float32)
@@ -80,21 +74,17 @@ def _border(bands: np.ndarray, noise: float) -> int:
     return edge
 
 
-def find_copies(
-    small: Sequence[np.ndarray], first: int | None = None
-) -> Iterator[tuple[int, Sequence[int]]]:
+def find_copies(small: Sequence[np.ndarray]) -> Iterator[Link]:
     """Yield the number of a small version, and of later ones that are nearly equal.
 
-    Also if one is flipped or turned by 90 degrees. Only the `first` ones are compared with later
-    ones, by default all.
+    Also if one is flipped or turned by 90 degrees.
     """
     if not len(small):
         return
     images = np.stack(small, 1)  # (2, N, 16, 16)
     flat = images.reshape(*images.shape[:2], -1)
-    first = len(small) if first is None else first
-    for start in range(0, first, _ROWS):
-        own = images[:, start : min(start + _ROWS, first)]
+    for start in range(0, len(small), _ROWS):
+        own = images[:, start : start + _ROWS]
         turned = [np.rot90(v, k, (2, 3)) for v in (own, own[..., ::-1]) for k in range(4)]
         rows = np.stack(turned, 2).reshape(2, -1, flat.shape[2])
         closeness = rows @ flat[:, start:].swapaxes(1, 2)  # (2, rows of turned ones, N - start)
@@ -161,7 +151,7 @@ def add_notes_on_copies(
 ) -> None:
     """Add a line for each split with copies of training images, and on photos of a fixed camera.
 
-    With `are_kept` copies that no folder divides are in one split, which a line tells.
+    With `are_kept` a line says that copies which no folder divides are in one split.
     """
     leaked: dict[str, dict[Any, tuple[Item, Item]]] = defaultdict(dict)  # by split and image
     together: dict[Any, tuple[Item, Item]] = {}
@@ -198,5 +188,5 @@ def add_notes_on_copies(
             Rank.HINT,
             f"{len(alike)} of {len(items)} images are as alike as photos of a fixed camera, but "
             f"their labels differ, such as {items[i].image} and {items[n].image}; they can be in "
-            "several splits; if the score is to be that of another place, use --group",
+            "several splits; if the score is to be for another place, use --group",
         )

@@ -1,16 +1,31 @@
-"""A photo of a project, from its path to its label map, and what a user should know about it.
+"""A photo of a project, from its path to its label map, and notes for the user.
 
-All steps of `make_project` take the same list of items and fill in what they find out. An item with
-a `problem` is left out: no later step looks at it.
+All steps of `make_project` take the same list of items and fill in their findings. An item with
+a `problem` is left out: no later step looks at it. Files are compared by their keys.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
-from mmseg_ext.own_dataset.matching import Key
+import numpy as np
+
+from mmseg_ext.images.files import files_below
+from mmseg_ext.images.values import IMAGE_SUFFIXES
+from mmseg_ext.own_dataset.annotations.formats import require_no_other
+
+MASK_SUFFIXES = (*IMAGE_SUFFIXES, ".gif")
+_TEXT_SUFFIXES = (".json", ".geojson", ".txt")
+MASK_WORDS = "masks?|labels?|labelids|l|seg(?:mentations?(?:class|object)?)?|gt|groundtruth"
+MASK_WORDS += "|ann(?:ot(?:ations?)?)?"
+_USUAL = f"(?:images?|imgs?|{MASK_WORDS})"
+_SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
+SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
+_FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
+NAME_PART = re.compile(r"[^\W_]+")  # red and leaf2 in red_leaf2
 
 
 class Rank(IntEnum):
@@ -39,25 +54,92 @@ class Note:
         return f"{self.text} ({len(self.places)} in all, the first in {self.places[0]})"
 
 
+@dataclass
 class Notes:
-    """What a user should know, the gravest first; equal texts are one note with all places."""
+    """Texts for the user, the gravest first; equal texts are one note with all places."""
 
-    def __init__(self):
-        self._of_text: dict[str, Note] = {}
+    _of_text: dict[str, Note] = field(default_factory=dict)
 
-    def add(self, rank: Rank, text: str, where: Any = "") -> None:
-        """Add a text, or only the place if the text is already there; '' is none."""
-        if not text:
-            return
-        note = self._of_text.setdefault(text, Note(rank, text))
-        if where:
-            note.places.append(str(where))
+    def add(self, rank: Rank, text: str, *places: Any) -> None:
+        """Add a text, if it is not empty, or only the places if the text is already there."""
+        if text:
+            self._of_text.setdefault(text, Note(rank, text)).places.extend(map(str, places))
 
     def __iter__(self) -> Iterator[Note]:
         return iter(sorted(self._of_text.values(), key=lambda note: note.rank))
 
     def __len__(self) -> int:
         return len(self._of_text)
+
+
+class Key(NamedTuple):
+    """The parts of a file's path by which it is compared with other files."""
+
+    split: str | None  # that a folder names
+    name: str  # folders and name, without suffix and without usual folders
+
+    @property
+    def path(self) -> PurePath:
+        """The name below a folder for the split, if there is one."""
+        return PurePath(self.split or "", self.name)
+
+
+def key_of(path: Path) -> Key:
+    """Return the key of a file, whose path is relative to the folder of all images or masks."""
+    split, folders = None, []
+    for part in path.parts[:-1]:
+        usual = _FOLDER.fullmatch(part)
+        if usual is None:
+            folders.append(part)
+        elif usual[1] and split is None:
+            split = usual[1].lower()
+    while path.suffix.lower() in (*MASK_SUFFIXES, *_TEXT_SUFFIXES):  # twice in a.jpg.json
+        path = path.with_suffix("")
+    return Key(split, "/".join([*folders, path.name]))
+
+
+def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
+    """Return the files below `folder` with these suffixes, and their keys.
+
+    `folder` may end in a pattern, as in `masks/*_label.png` or `data/*/*_label.png`. Then files in
+    deeper folders count, too, and the part that fits the first * of the last name is the name. If
+    the pattern fits only folders, as in `data/*/masks`, these are the files in them.
+
+    Raises:
+        ValueError: if there is no such folder, or it has files of another format instead.
+    """
+    parts = folder.parts
+    fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
+    folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
+    if folder.is_file():
+        raise ValueError(f"{folder}: is a file; give a folder")
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder")
+    start, _, end = PurePath(pattern).name.partition("*")
+    shared = "(.+?)" if "*" in end else "(.+)"
+    name_part = re.compile(re.escape(start) + shared + ".*".join(map(re.escape, end.split("*"))))
+    paths = [path for path in files_below(folder) if path.suffix.lower() in suffixes]
+    keys = {}
+    for path in paths:
+        relative = path.relative_to(folder)
+        if relative.match(pattern):
+            found = name_part.fullmatch(path.name)
+            keys[path] = key_of(relative.with_name(found[1] if found else path.name))
+    for path in paths if not keys else ():  # the pattern can be of folders
+        relative = path.relative_to(folder)
+        if any(parent.match(pattern) for parent in relative.parents):
+            keys[path] = key_of(relative)
+    if not keys and pattern == "*":
+        require_no_other(folder, suffixes)
+    return keys
+
+
+def split_in(name: str) -> str | None:
+    """Return the split that is a word of a name, or None."""
+    for word in NAME_PART.findall(name):
+        if found := SPLIT_WORD.fullmatch(word):
+            return found[1].lower()
+    return None
 
 
 @dataclass
@@ -96,3 +178,9 @@ class Item:
 def usable(items: Sequence[Item]) -> list[Item]:
     """Return the items without a problem."""
     return [item for item in items if not item.problem]
+
+
+def evenly(items: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` of the items, in equal steps from the first one to the last one."""
+    numbers = np.linspace(0, len(items) - 1, min(most, len(items))).astype(int)
+    return [items[i] for i in numbers]

@@ -15,7 +15,7 @@ from mmseg_ext.images.files import image_files
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks, ObjectMasks
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.channels import measure_images
@@ -46,8 +46,8 @@ class NewProject(Project):
 
     Attributes:
         config: the path of the config.
-        about: what the config starts from, or that it is kept.
-        trains: whether the config fits the data; if not, `about` says what to do.
+        about: the weights that the config starts from, or that it is kept.
+        trains: whether the config fits the data; if not, `about` has the next step.
     """
 
     config: Path
@@ -77,6 +77,7 @@ def new_project(
     split: Mapping[str, str | Path] | None = None,
     rgb: Sequence[int] | None = None,
     tiles: bool = False,
+    any_side_up: bool = False,
     start: str = "imagenet",
 ) -> NewProject:
     """Make or update a project: `data`, `config.py`, `preview.png` and `left_out.txt` in `folder`.
@@ -87,9 +88,9 @@ def new_project(
 
     Args:
         images: folder, or a pattern such as `photos/*_rgb.png`; folders are searched completely.
-        masks, coco, labelme, yolo, geojson: the annotations; give one of them. Masks of one class
+        masks, coco, labelme, yolo, geojson: the annotations; give exactly one. Masks of one class
             each are a folder or a pattern for the name of each class.
-        objects: masks have a number per object.
+        objects: masks have a number per object, or each polygon is an object.
         binary: masks are black and white, perhaps with smooth edges.
         background_without_annotation: photos without annotation show only background.
         classes: names in the order of the values; further runs follow `data/classes.csv`.
@@ -102,6 +103,8 @@ def new_project(
         split: a file with names of images for each split.
         rgb: bands, from 1, that pictures show as red, green and blue.
         tiles: train on parts of the images in full resolution.
+        any_side_up: the images have no top, such as those from above or of a microscope; training
+            turns them by any angle.
         start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint.
 
     Raises:
@@ -144,7 +147,7 @@ def new_project(
             )
     else:
         channels = measure_images(image_files(folder / "data/images/train", recursive=True))
-        write_config(folder, made, weights, tiles, channels, rgb)
+        write_config(folder, made, weights, tiles, channels, rgb, any_side_up)
         about = f"training starts from {weights.about}"
         for band in channels.alpha if channels else ():
             text = f"band {band + 1} is declared as alpha, but has content, so it is kept"
@@ -176,25 +179,20 @@ def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -
         raise ValueError(f"new_project: give one of {', '.join(sources)}, not {len(given)}")
     (name,) = given
     source = sources[name]
-    for flag, is_set in (("objects", objects), ("binary", binary)):
-        if is_set and name != "masks":
-            todo = "give --masks DIR"
-            if objects:
-                todo += f", or run without it: --{name} draws all objects of a name as one class, "
-                todo += "and data/classes.csv can give yolk1, yolk2, ... one class"
-            raise ValueError(f"--{flag}: reads masks; {todo}")
+    if binary and name != "masks":
+        raise ValueError("--binary: reads masks; give --masks DIR")
     if objects and binary:
         raise ValueError("--objects, --binary: masks either number objects or are black and white")
     if name == "coco":
-        return Coco.find([Path(file) for file in source])
-    if isinstance(source, Mapping):
+        reader = Coco.find([Path(file) for file in source])
+    elif isinstance(source, Mapping):
         if objects:
             first = next(iter(source.values()))
             raise ValueError(f"--objects: has no classes; write --masks {first}")
         reader = ClassMasks.find({text: Path(path) for text, path in source.items()})
     else:
-        kind = ObjectMasks if objects else _READERS[name]
-        reader = kind.find(Path(source))
+        reader = _READERS[name].find(Path(source))
     if isinstance(reader, Masks | ClassMasks):
         reader.binary = binary
+    reader.objects = objects
     return reader

@@ -23,7 +23,7 @@ from mmseg_ext.datasets.label_loading import CheckedLoadAnnotations
 from mmseg_ext.engine.config import classes_and_palette, inner_datasets
 from mmseg_ext.images.pictures import colorize, to_picture
 from mmseg_ext.inference.objects import find_objects
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.item import evenly
 from mmseg_ext.own_dataset.summary import Split
 
 PREVIEW = "preview.png"  # its name in a project
@@ -46,23 +46,28 @@ def write_preview(cfg: Config, splits: Sequence[Split], path: Path) -> None:
     load: Any = TRANSFORMS.build({**dataset["pipeline"][0], "type": "CheckedLoadImage"})
     load_label = CheckedLoadAnnotations(len(meta["classes"]))
     titles, cells = [], []
-    has_ignored = False
+    legend = list(zip(meta["classes"], meta["palette"], strict=True))
+    ignored = ("ignored", [255] * 3)
     for title, sample in _choose(splits):
         results = load_label.transform(load.transform({**sample, "seg_fields": []}))
         image, label = to_picture(results["img"], cfg.get("rgb_bands")), results["gt_seg_map"]
-        has_ignored = has_ignored or bool((label >= len(meta["classes"])).any())
+        if ignored not in legend and (label >= len(meta["classes"])).any():
+            legend.append(ignored)
         if meta["classes"][-1] == "border":
             count = len(find_objects(label, 1, meta["classes"][1]))
             title = f"{title}: {count} objects"
         titles.append(title)
-        cells.append(_picture(image, label, meta["palette"]))
-    _draw(titles, cells, _legend(meta["classes"], meta["palette"], has_ignored), path)
+        # The image, and next to it the same under the colors of its labels.
+        height, width = label.shape
+        scale = min(_HEIGHT / height, (_WIDTH - _GAP) // 2 / width)
+        size = (max(1, round(scale * width)), max(1, round(scale * height)))
+        smooth = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
+        shown = cv2.resize(image, size, interpolation=smooth)
+        reduced = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+        mixed = (shown * 0.4 + colorize(reduced, meta["palette"]) * 0.6).astype(np.uint8)
+        gap = np.full((size[1], _GAP, 3), 255, np.uint8)
+        cells.append(np.hstack([shown, gap, mixed]))
 
-
-def _draw(
-    titles: Sequence[str], cells: Sequence[np.ndarray], legend: Sequence[Patch], path: Path
-) -> None:
-    """Write pictures with their titles above, and the legend below."""
     places, height = _places(cells)
     height += 22 * math.ceil(len(legend) / _LEGEND_COLUMNS) + 20
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
@@ -70,18 +75,17 @@ def _draw(
         figure = Figure(figsize=(_WIDTH / 100, height / 100), dpi=100)
         for title, cell, (left, top) in zip(titles, cells, places, strict=True):
             figure.figimage(cell, left, height - top - len(cell))
-            text = _shorten(title, cell.shape[1] // _LETTER)
-            figure.text(left / _WIDTH, 1 - (top - _GAP) / height, text, fontsize=8)
-        figure.legend(handles=legend, loc="lower center", ncols=_LEGEND_COLUMNS)
+            letters = cell.shape[1] // _LETTER
+            if len(title) > letters:  # its start or its end can tell photos apart
+                half = max(1, (letters - 1) // 2)
+                title = f"{title[:half]}…{title[-half:]}"
+            figure.text(left / _WIDTH, 1 - (top - _GAP) / height, title, fontsize=8)
+        handles = []
+        for name, color in legend:
+            red, green, blue = np.array(color) / 255
+            handles.append(Patch(facecolor=(red, green, blue), edgecolor="gray", label=name))
+        figure.legend(handles=handles, loc="lower center", ncols=_LEGEND_COLUMNS)
         save_figure(figure, path, dpi=100)
-
-
-def _shorten(title: str, letters: int) -> str:
-    """Return the start and the end of a long title, because either can tell photos apart."""
-    if len(title) <= letters:
-        return title
-    half = max(1, (letters - 1) // 2)
-    return f"{title[:half]}…{title[-half:]}"
 
 
 def _places(cells: Sequence[np.ndarray]) -> tuple[list[tuple[int, int]], int]:
@@ -96,21 +100,6 @@ def _places(cells: Sequence[np.ndarray]) -> tuple[list[tuple[int, int]], int]:
         left += width + 4 * _GAP
         bottom = max(bottom, top + height)
     return places, bottom
-
-
-def _legend(
-    classes: Sequence[str], palette: Sequence[Sequence[int]], has_ignored: bool
-) -> list[Patch]:
-    """Return a field in the color of each class, and a white one for ignored pixels, if any."""
-    texts, colors = [*classes], [*palette]
-    if has_ignored:
-        texts.append("ignored")
-        colors.append([255] * 3)
-    handles = []
-    for text, color in zip(texts, colors, strict=True):
-        red, green, blue = np.array(color) / 255
-        handles.append(Patch(facecolor=(red, green, blue), edgecolor="gray", label=text))
-    return handles
 
 
 def _choose(splits: Sequence[Split]) -> list[tuple[str, Mapping]]:
@@ -132,15 +121,3 @@ def _choose(splits: Sequence[Split]) -> list[tuple[str, Mapping]]:
         titles = [f"{split.name}: {Path(item.sample['img_path']).name}" for item in chosen]
         found = [*zip(titles, (item.sample for item in chosen), strict=True), *found]
     return found
-
-
-def _picture(image: np.ndarray, label: np.ndarray, palette: Sequence) -> np.ndarray:
-    """Return an RGB image and, next to it, the same under the colors of its labels."""
-    height, width = label.shape
-    scale = min(_HEIGHT / height, (_WIDTH - _GAP) // 2 / width)
-    size = (max(1, round(scale * width)), max(1, round(scale * height)))
-    smooth = cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST
-    shown = cv2.resize(image, size, interpolation=smooth)
-    reduced = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-    mixed = (shown * 0.4 + colorize(reduced, palette) * 0.6).astype(np.uint8)
-    return np.hstack([shown, np.full((size[1], _GAP, 3), 255, np.uint8), mixed])

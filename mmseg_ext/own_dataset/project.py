@@ -6,6 +6,7 @@ change. A second run writes all pairs again. It follows `classes.csv` and `split
 first run wrote.
 """
 
+import contextlib
 import io
 import json
 import shlex
@@ -23,13 +24,17 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
-from mmseg_ext.images.files import comparable, read, read_bytes
+from mmseg_ext.images.files import read, read_bytes
 from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap
-from mmseg_ext.own_dataset.annotations.reader import Reader, notes_of, values_of
+from mmseg_ext.own_dataset.annotations.reader import (
+    BACKGROUND,
+    IndexMap,
+    Reader,
+    draw_objects,
+    legend_of_objects,
+    values_of,
+)
 from mmseg_ext.own_dataset.classes import (
-    CLASSES_FILE,
     IGNORED,
     Classes,
     choose_classes,
@@ -41,12 +46,12 @@ from mmseg_ext.own_dataset.copies import (
     small_label,
     small_version,
 )
-from mmseg_ext.own_dataset.item import Item, Notes, Rank, usable
+from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly, usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
-from mmseg_ext.own_dataset.split_lists import apply_lists
 from mmseg_ext.own_dataset.splits import (
     SPLITS_FILE,
     SplitRule,
+    apply_lists,
     choose_splits,
     earlier_splits,
     label_file,
@@ -55,6 +60,7 @@ from mmseg_ext.own_dataset.summary import FEW_PIXELS, Split, add_notes_on_pixels
 from mmseg_ext.terminal import progress
 
 UPRIGHT = 1  # EXIF's orientation
+_LABELS_COMPARED = 20  # with those of an earlier run
 
 
 @dataclass
@@ -78,8 +84,8 @@ def make_project(
     """Write the images and the label maps of a project to `folder`/data.
 
     `images` is searched with its subfolders; if these are `train`, `val` and `test`, they are the
-    splits. `names` are those of the classes, and `ignored` has values, colors (#rrggbb) or names.
-    The rule is for images whose split is in no folder.
+    splits. `names` are the names of the classes, and `ignored` has values, colors (#rrggbb) or
+    names. The rule is for images whose split is in no folder.
 
     Raises:
         ValueError: if no pair is found, or the values do not fit the classes.
@@ -92,8 +98,8 @@ def make_project(
     apply_lists(items, rule.lists, images, earlier, notes)
     named = {item.split for item in usable(items)}  # by folders and lists
     with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
-        _read_items(items, reader, Path(maps), notes)
-        classes = _find_classes(items, reader, names, ignored, data, notes)
+        about_maps = _read_items(items, reader, Path(maps), notes)
+        classes = _find_classes(items, reader, names, ignored, data, about_maps, notes)
         copies, cameras = find_item_copies(usable(items))
         by_name = choose_splits(usable(items), rule, named, earlier, copies, notes)
         are_kept = rule.keeps_copies and "val" not in named
@@ -103,6 +109,7 @@ def make_project(
         if by_name:
             write_text(json.dumps(by_name, indent=1), data / SPLITS_FILE)
         classes.write(data)
+        _note_on_exchanged(usable(items), classes.names, notes)
         _write_items(usable(items), data, notes)
     add_notes_on_pixels(splits, notes, classes.numbers)
     for item in items:
@@ -111,27 +118,34 @@ def make_project(
     return Project(items, classes, splits, notes)
 
 
-def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes) -> None:
+def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes) -> Notes:
     """Read the image and the annotation of each item; index maps are written to `maps`.
 
     An item that cannot be read gets a problem. Notes tell which photos look like masks, and which
     could be turned otherwise than their annotations.
 
+    Returns:
+        The notes of the annotations.
+
     Raises:
         ValueError: if no item can be read.
     """
-    items = usable(items)
+    items, about_maps = usable(items), Notes()
     for number, item in enumerate(progress(items, "reading", len(items))):
         try:
-            _read_item(item, reader, maps / str(number))
+            texts = _read_item(item, reader, maps / str(number))
         except (LabelError, UnreadableFileError) as error:
             item.problem = str(error)
+            continue
+        for text in texts:
+            where = f"{item.annotation.path} {item.annotation.image_name}".rstrip()
+            about_maps.add(Rank.LABELS, text, where)
     if not usable(items):
         among = f"none of {len(items)} pairs can be read, the first: " if len(items) > 1 else ""
         raise ValueError(f"{among}{items[0].problem}")
     items = usable(items)
     _find_turned(items, notes)
-    # Photos with as few colors as masks are masks, such as those of one class.
+    # Photos with as few colors as masks are masks, for example of one class.
     like_masks = [item for item in items if item.colors <= len(item.map.values)]
     if 2 * len(like_masks) > len(items):
         notes.add(
@@ -140,10 +154,14 @@ def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes)
             "more colors than their annotations; if they are masks, give only the folder of photos "
             "to --images",
         )
+    return about_maps
 
 
-def _read_item(item: Item, reader: Reader, file: Path) -> None:
+def _read_item(item: Item, reader: Reader, file: Path) -> Sequence[str]:
     """Read the image and the annotation of an item; the index map is written to `file`.
+
+    Returns:
+        What a user should know about the annotation.
 
     Raises:
         UnreadableFileError: if the image cannot be read.
@@ -172,8 +190,15 @@ def _read_item(item: Item, reader: Reader, file: Path) -> None:
         found = IndexMap([BACKGROUND], np.zeros(sizes[0], np.uint8), note)
     else:
         found = reader.read(item.annotation, sizes)
+    if reader.objects:
+        if len(found.values) > 0xFFFF:
+            text = f"{len(found.values)} values; objects have up to 65535 numbers or colors"
+            raise LabelError(f"{item.annotation.path}: {text}; save one for each object")
+        found = draw_objects(found, reader.ignored)
+    if not item.annotation.is_missing:
         item.small_label = small_label(found.indices)
     item.map = found.store(item.annotation, file)
+    return found.notes
 
 
 def _find_turned(items: Sequence[Item], notes: Notes) -> None:
@@ -214,19 +239,19 @@ def _find_classes(
     names: Sequence[str] | None,
     ignored: Sequence[str],
     data: Path,
+    about_maps: Notes,
     notes: Notes,
 ) -> Classes:
-    """Return the classes of the values that items have, and set those of each item.
+    """Return the classes of the values that items have, and set each item's.
 
     An item of only ignored pixels gets a problem.
     """
     read = usable(items)
     maps = [item.map for item in read]
-    legend = reader.describe(maps)
-    about_maps = notes_of(maps)
+    legend = legend_of_objects(maps) if reader.objects else reader.describe(maps)
     if len(values_of(maps)) < 2:  # a problem or a note can tell why there is only one
         problems = [item.problem for item in items if item.annotation and item.problem]
-        legend.hint = next(iter([*problems, *about_maps]), legend.hint)
+        legend.hint = next(iter([*problems, *map(str, about_maps)]), legend.hint)
     is_new = read_classes(data) is None
     if legend.problem and is_new and not (names or legend.names):
         raise ValueError(legend.problem)
@@ -243,17 +268,12 @@ def _find_classes(
         hint = f"; {legend.hint}" if legend.hint else ""
         strays = f"; to ignore all values of few pixels: --ignore {shlex.join(few)}" if few else ""
         raise ValueError(f"{where}{error}{hint}{strays}") from None
-    for text in [*legend.notes, *about_maps]:
+    for text in legend.notes:
         notes.add(Rank.LABELS, text)
+    for note in about_maps:
+        notes.add(note.rank, note.text, *note.places)
     if legend.hint and not names:
         notes.add(Rank.LABELS, legend.hint)
-    alike: dict[str, list[str]] = {}
-    for name in classes.names:
-        alike.setdefault(" ".join(comparable(name).split()), []).append(repr(name))
-    for same in alike.values():
-        if len(same) > 1:
-            text = f"the classes {join_names(same)} differ only in case or spaces; if they are one"
-            notes.add(Rank.LABELS, f"{text}, give them one name in {data / CLASSES_FILE}")
     for item in read:
         texts = [legend.texts[value] for value in item.map.values]
         item.texts = frozenset(texts)
@@ -323,11 +343,8 @@ def _write_items(items: Sequence[Item], data: Path, notes: Notes) -> None:
         for path in earlier.pop(image.with_suffix(""), ()):
             path.unlink()
         _write_image(item, image)
-        label = item.classes[item.map.load()]  # (H, W)
-        if item.is_turned:
-            label = declared(label, orientation=item.orientation).upright().values[..., 0]
         with atomic_write(label_path) as file:
-            Image.fromarray(label).save(file, "PNG")
+            Image.fromarray(_label_map(item)).save(file, "PNG")
     left = sorted(path for paths in earlier.values() for path in paths)
     if left:
         notes.add(
@@ -335,6 +352,37 @@ def _write_items(items: Sequence[Item], data: Path, notes: Notes) -> None:
             f"training also uses {len(left)} pairs of earlier runs, such as {left[0]}; if it "
             "should not, delete these files and their label maps",
         )
+
+
+def _label_map(item: Item) -> np.ndarray:
+    """Return the label map of an item, (H, W) uint8, turned as its image."""
+    label = item.classes[item.map.load()]
+    if item.is_turned:
+        label = declared(label, orientation=item.orientation).upright().values[..., 0]
+    return label
+
+
+def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes) -> None:
+    """Add a note if classes have exchanged their pixels since the last run.
+
+    Such an edit of `classes.csv` changes no name, so nothing else shows that a trained checkpoint
+    means other classes. Up to twenty label maps are compared before they are replaced.
+    """
+    moved = np.zeros((IGNORED + 1, IGNORED + 1), int)  # pixels of each former and present class
+    written = [item for item in items if Path(item.sample["seg_map_path"]).is_file()]
+    for item in evenly(written, _LABELS_COMPARED):
+        path, label = item.sample["seg_map_path"], _label_map(item)
+        with contextlib.suppress(UnreadableFileError):  # it is replaced in any case
+            former = read(read_bytes(path), path).values[..., 0]
+            if former.shape == label.shape and former.dtype == label.dtype:
+                step = 1 + max(label.shape) // 500
+                pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]
+                moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
+    gone = np.flatnonzero(moved.any(1) & (moved.diagonal() == 0)).tolist()
+    if gone and set(gone) == set(moved[gone].argmax(1).tolist()) and IGNORED not in gone:
+        changed = join_names([str(names[i]) for i in gone])
+        text = f"{changed} have exchanged their pixels since the last run; a checkpoint that was"
+        notes.add(Rank.SCORE, f"{text} trained before means other classes, so train again")
 
 
 def _write_image(item: Item, target: Path) -> None:

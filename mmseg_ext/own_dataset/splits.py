@@ -1,4 +1,4 @@
-"""Choose training, validation and test set, or one of several folds.
+"""Choose training, validation and test set, or the sets of a fold.
 
 Images that stay together, such as copies of a photo, are a unit. Units are ordered by the hashes of
 their names, so more images change no earlier choice. Units with a label that a split
@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -21,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
-from mmseg_ext.images.files import comparable, same_name
+from mmseg_ext.errors import join_names
+from mmseg_ext.images.files import comparable, read_bytes, same_name
 from mmseg_ext.own_dataset.copies import Link
-from mmseg_ext.own_dataset.item import Item, Notes, Rank
+from mmseg_ext.own_dataset.item import SPLIT_WORD, Item, Notes, Rank, key_of, usable
 
 SPLITS_FILE = "splits.json"
 _FOLD_TEXT = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5
@@ -32,8 +34,9 @@ _COUNTED = re.compile(r"(.+?)([ _.(-]+)\d+\)?")  # foot_1, foot (12), scene3_000
 _YEAR = re.compile(r"(19|20)\d\d")
 _ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
 _LABEL_STUDIO = re.compile(r"(?<![^/])(?=\d*[a-f])[0-9a-f]{8}-")  # 0a1b2c3d-
-# Of frames that follow one another, half are more alike than all but 5 % of different folders'.
-_LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR = 10, 0.5, 95
+# Of frames that follow one another, half are more alike than all but 5 % of frames far from each
+# other. Of fewer than ten neighbors most are, or as alike as frames of a fixed camera.
+_FEW_NEIGHBORS, _LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR, _FIXED = 10, 3, 0.5, 95, 0.98
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,11 @@ def choose_splits(
             shares[split] = share
     divided = (None, "train") if shares else (None,)
     pool = [item for item in items if item.split in divided]
-    fold = _fold(rule, earlier)
+    before = earlier.get(_FOLD, "")
+    if earlier and rule.fold not in ("", before):
+        has = f"the fold {before}" if before else "no folds"
+        raise ValueError(f"--fold {rule.fold}: the project has {has}; make one for each fold")
+    fold = rule.fold or before
     if fold:
         if "val" not in shares:
             raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
@@ -113,7 +120,10 @@ def choose_splits(
         own = [place[id(items[n])] for n in (i, *others) if id(items[n]) in place]
         if len(own) > 1:
             links.append((own[0], own))
-    groups = _groups(names, links, most)
+    numbers = connect(len(names), links)
+    sizes = np.bincount(numbers, minlength=1)
+    group_of = zip(names, numbers, strict=True)
+    groups = {name: f"/{number}" for name, number in group_of if 1 < sizes[number] <= most}
 
     labels = {item.name: set(item.texts) for item in pool}
     if fold:
@@ -128,28 +138,9 @@ def choose_splits(
         by_name[_FOLD] = fold
 
     fixed = {split for split in named if split not in divided}
-    _note_on_names(items, connect(len(items), copies), fixed, notes)
+    rows = rule.group if rule.group.isdigit() else ""
+    _note_on_names(items, connect(len(items), copies), fixed, rows, notes)
     return by_name
-
-
-def _fold(rule: SplitRule, earlier: Mapping[str, str]) -> str:
-    """Return the fold of the rule or of an earlier run, which must be the same."""
-    before = earlier.get(_FOLD, "")
-    if earlier and rule.fold not in ("", before):
-        has = f"the fold {before}" if before else "no folds"
-        raise ValueError(f"--fold {rule.fold}: the project has {has}; make one for each fold")
-    return rule.fold or before
-
-
-def _groups(names: Sequence[str], links: Sequence[Link], most: float) -> dict[str, str]:
-    """Return a group for each name that has others and is in a group of at most so many."""
-    numbers = connect(len(names), links)
-    sizes = np.bincount(numbers, minlength=1)
-    groups = {}
-    for name, number in zip(names, numbers, strict=True):
-        if 1 < sizes[number] <= most:
-            groups[name] = f"/{number}"  # no name
-    return groups
 
 
 def label_file(data: Path, split: str, name: str) -> Path:
@@ -176,12 +167,17 @@ def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
 
 
 def _note_on_names(
-    items: Sequence[Item], copies: np.ndarray, fixed: Collection[str | None], notes: Notes
+    items: Sequence[Item],
+    copies: np.ndarray,
+    fixed: Collection[str | None],
+    rows: str,
+    notes: Notes,
 ) -> None:
     """Add a note if parts of one thing are in several splits, whatever chose these.
 
     Such as x_1 and x_2, photos in the folder clip3, and frames that follow one another. `copies`
-    are groups of items that are not counted. `fixed` are splits of folders and lists.
+    are groups of items that are not counted. `fixed` are splits of folders and lists, and `rows`
+    the number of frames that the user keeps together, if any.
     """
     names = [item.name for item in items]
     todo = "keep them in one split with "
@@ -191,18 +187,23 @@ def _note_on_names(
     def divided(own: Sequence[int]) -> bool:
         return len({items[i].split for i in own}) > 1
 
-    by_stem = _names_by_stem(names)
+    # Names that differ only by a count, such as x, x_1 and x_2; Roboflow adds a format and a hash.
+    plain = [_ROBOFLOW.sub("", name) for name in names]
+    counted = list(map(_COUNTED.fullmatch, plain))
+    stems = {fit[1] for fit in counted if fit}
+    by_stem: dict[str, list[int]] = defaultdict(list)
     by_folder: dict[str, list[int]] = defaultdict(list)
-    for i, name in enumerate(names):
-        by_folder[name.rpartition("/")[0]].append(i)
+    for i, (name, fit) in enumerate(zip(plain, counted, strict=True)):
+        by_stem[fit[1] if fit and name not in stems else name].append(i)
+        by_folder[names[i].rpartition("/")[0]].append(i)
     for groups, separator in ((by_stem, ""), (by_folder, "/")):
         several = {}
         for key, own in groups.items():
-            # Else numbers begin anew in each split, or all are copies.
+            # Else numbers begin again in each split, or all are copies.
             if len({names[i] for i in own}) == len(own) and len(set(copies[own])) > 1:
                 several[key] = own
         if not _are_alike(items, list(several.values())):
-            # Without a look at the photos only the name tells that it is one thing.
+            # Without a look at the photos only the name shows that it is one thing.
             several = {key: own for key, own in several.items() if _is_thing(key, own, names)}
         found = [key for key, own in several.items() if divided(own)]
         if len(several) < 2 or not found:
@@ -231,12 +232,13 @@ def _note_on_names(
             of_number[number].append(i)
         if not any(map(divided, of_number.values())):  # else they begin anew in each split
             every.append([versions[0] for versions in of_number.values()])
-    neighbors = itertools.chain.from_iterable(map(pairwise, every))
+    neighbors = list(itertools.chain.from_iterable(map(pairwise, every)))
     apart = [pair for pair in neighbors if divided(pair) and len(set(copies[[*pair]])) > 1]
     tested = {i for pair in apart for i in pair if items[i].split != "train"}
     count = sum(item.split != "train" for item in items)
-    if 4 * len(tested) > count and _are_alike(items, every):
-        length = max(10, round(len(items) / 20))
+    are_few = len(neighbors) < _FEW_NEIGHBORS  # then even rows have most of their neighbors apart
+    if 4 * len(tested) > count and not (are_few and rows) and _are_alike(items, every):
+        length = max(2, len(items) // 3) if are_few else max(10, round(len(items) / 20))
         first, second = (f"{items[i].split}/{names[i]}" for i in apart[0])
         notes.add(
             Rank.SCORE,
@@ -260,6 +262,8 @@ def _are_alike(items: Sequence[Item], groups: Sequence[Sequence[int]]) -> bool:
             far.append(np.sum(items[i].small[0] * items[other].small[0]))
     if len(near) < _LEAST_NEIGHBORS or not far:
         return False
+    if len(near) < _FEW_NEIGHBORS:
+        return bool(np.percentile(near, 25) > min(max(_LEAST_ALIKE, *far), _FIXED))
     return bool(np.median(near) >= max(_LEAST_ALIKE, np.percentile(far, _FAR)))
 
 
@@ -298,20 +302,6 @@ def _series(names: Sequence[str]) -> list[list[tuple[int, int]]]:
             found["".join(parts[:place])].append((int(parts[place]), i))
         every += [sorted(series) for series in found.values() if len(series) > 1]
     return every
-
-
-def _names_by_stem(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return the numbers of names that differ only by a count, such as x, x_1 and x_2.
-
-    Roboflow adds the format and a hash, also to several versions of a photo.
-    """
-    plain = [_ROBOFLOW.sub("", name) for name in names]
-    found = list(map(_COUNTED.fullmatch, plain))
-    stems = {fit[1] for fit in found if fit}
-    by_stem: dict[str, list[int]] = defaultdict(list)
-    for i, (name, fit) in enumerate(zip(plain, found, strict=True)):
-        by_stem[fit[1] if fit and name not in stems else name].append(i)
-    return by_stem
 
 
 def _find_flag(
@@ -390,29 +380,21 @@ def choose_fold(
     units = _make_units([name for name in names if chosen[name] != "test"], labels, groups)
     if len(units) < count:
         raise ValueError(f"--fold {fold}: there are only {len(units)} images or groups to divide")
-    own = _divide(units, count)[number - 1]
-    return chosen | dict.fromkeys(own, "val") | _keep(names, fixed, groups)
-
-
-def _divide(units: Sequence[_Unit], count: int) -> list[list[str]]:
-    """Return the names of each of `count` parts, which are as equal as units allow.
-
-    Rare labels come first, and their large units before small ones. A unit gets into the part with
-    the fewest names of its rarest label, and of these into the smallest part.
-    """
     frequency = Counter(itertools.chain.from_iterable(unit.labels for unit in units))
 
     def rarity(unit: _Unit) -> tuple[int, str]:
         return min(((frequency[label], label) for label in unit.labels), default=(0, ""))
 
+    # Rare labels come first, and their large units before small ones. A unit gets into the part
+    # with the fewest names of its rarest label, and of these into the smallest part.
     parts: list[list[str]] = [[] for _ in range(count)]
-    labels: list[Counter[str]] = [Counter() for _ in range(count)]  # names with each label
+    shown: list[Counter[str]] = [Counter() for _ in range(count)]  # names with each label
     for unit in sorted(units, key=lambda unit: (rarity(unit), -len(unit.names))):
         rarest = rarity(unit)[1]
-        i = min(range(count), key=lambda i: (labels[i][rarest], len(parts[i])))
+        i = min(range(count), key=lambda i: (shown[i][rarest], len(parts[i])))
         parts[i] += unit.names
-        labels[i].update(dict.fromkeys(unit.labels, len(unit.names)))
-    return parts
+        shown[i].update(dict.fromkeys(unit.labels, len(unit.names)))
+    return chosen | dict.fromkeys(parts[number - 1], "val") | _keep(names, fixed, groups)
 
 
 def _keep(
@@ -519,3 +501,84 @@ def connect(count: int, links: Iterable[Link]) -> np.ndarray:
         joined = group[[i, *others]]
         group[np.isin(group, joined)] = joined.min()
     return group
+
+
+def _lists_of_voc(images: Path) -> dict[str, Path]:
+    """Return the list of each split in VOC's layout, whose root `images` is or is in."""
+    lists = {}
+    for folder in (images, *images.absolute().parents[:2]):  # VOC2012/JPEGImages/*.jpg
+        for file in sorted(folder.glob("ImageSets/Segmentation/*.txt")):
+            if found := SPLIT_WORD.fullmatch(file.stem):  # Validation.txt, not trainval.txt
+                shown = file if images.is_absolute() else Path(os.path.relpath(file))
+                lists.setdefault(found[1].lower(), shown)
+    return lists
+
+
+def apply_lists(
+    items: Sequence[Item],
+    given: Mapping[str, Path],
+    folder: Path,
+    earlier: Mapping[str, str],
+    notes: Notes,
+) -> None:
+    """Set the splits of listed items; others get a problem if there is a list for train.
+
+    The lists are VOC's around `folder`, if none are given. Items in no list of
+    several are perhaps a test set. Splits of `earlier` runs stay.
+
+    Raises:
+        UnreadableFileError: if a list cannot be read.
+        ValueError: if one has an image of another one, or a given one fits no item.
+    """
+    lists = given or _lists_of_voc(folder)
+    items = usable(items)
+    by_name: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_name[comparable(_parts(item.image)[-1])].append(item)
+    kept = []
+    for split, file in lists.items():
+        listed, unknown = [], []
+        text = read_bytes(str(file)).decode("utf-8-sig", "replace")
+        for line in filter(None, map(str.strip, text.splitlines())):
+            found = _find(line, by_name)
+            if len(found) == 1:
+                listed += found
+            else:
+                unknown.append(line)
+        some = f"{len(unknown)} names fit no image or several, such as {join_names(unknown)}"
+        note = f"{file}: {len(listed)} images are in {split}" + (f"; {some}" if unknown else "")
+        if given and not listed:
+            raise ValueError(f"{note}; write a name per line, such as {items[0].image.stem}")
+        if listed or unknown:  # else it is empty
+            notes.add(Rank.HINT, note)
+        for item in listed:
+            if item.list_file not in (None, file):
+                raise ValueError(f"{file}: {item.image.name} is also in {item.list_file}; drop one")
+            item.split, item.list_file = earlier.get(item.name, split), file
+            if item.split != split:
+                kept.append(item.name)
+    if any(item.list_file == lists.get("train", "") for item in items):
+        for item in items:
+            if not item.list_file:
+                item.problem = f"{item.image}: is in no list of a split"
+    if kept:
+        text = f"{len(kept)} images stay in the split of an earlier run: {join_names(kept)}"
+        notes.add(Rank.HINT, text)
+
+
+def _find(line: str, by_name: Mapping[str, Sequence[Item]]) -> Sequence[Item]:
+    """Return the items with the name in a line; if there are several, those in its folders."""
+    for text in (line, line.split()[0]):  # "my photo.jpg", or "a.jpg a.png"
+        path = _parts(Path(text.replace("\\", "/")))
+        found = by_name.get(comparable(path[-1]), ())
+        if len(found) > 1:  # those in its folders; of these perhaps only one in the same case
+            ends = {item.image: "/".join(_parts(item.image)[-len(path) :]) for item in found}
+            end = same_name("/".join(path), list(ends.values()))
+            found = [item for item in found if ends[item.image] == end]
+        if found:
+            return found
+    return []
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    return (*path.parts[:-1], key_of(Path(path.name)).name)  # without a suffix

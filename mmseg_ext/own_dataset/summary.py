@@ -1,4 +1,4 @@
-"""What the splits of a dataset contain: their table, and notes about their pixels and sizes.
+"""The contents of the splits of a dataset: their table, and notes about their pixels and sizes.
 
 `new_project` and `check_dataset` print the same table and the same notes.
 """
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmseg_ext.errors import SHOWN, join_names
+from mmseg_ext.images.files import comparable
 from mmseg_ext.own_dataset.classes import CLASSES_FILE, IGNORED
 from mmseg_ext.own_dataset.item import Item, Notes, Rank
 
@@ -75,13 +76,20 @@ def print_splits(splits: Sequence[Split]) -> None:
 def add_notes_on_pixels(
     splits: Sequence[Split], notes: Notes, numbers: Mapping[str, int] | None = None
 ) -> None:
-    """Add a line for absent classes, for label maps that lack objects, and for each rare class.
+    """Add a line for similar names, absent classes, label maps without objects, and rare classes.
 
-    Only the first split that shows a class can have a line on it as rare. `numbers` are those of a
-    project's texts.
+    Only the first split that shows a class can have a line on it as rare. `numbers` are the classes
+    of a project's texts.
     """
     numbers = numbers or {}
-    # Then some masks can have objects of the value 255, which is ignored, beside 0.
+    alike: dict[str, list[str]] = {}
+    for name in splits[0].classes if numbers else ():
+        alike.setdefault(" ".join(comparable(name).split()), []).append(repr(name))
+    for same in alike.values():
+        if len(same) > 1:
+            text = f"the classes {join_names(same)} differ only in case or spaces; if they are one"
+            notes.add(Rank.LABELS, f"{text}, give them one name in data/{CLASSES_FILE}")
+    # Then some masks can have objects of the value 255, which is ignored, next to 0.
     can_lose = not numbers or (numbers.get("0") == 0 and numbers.get("255") == IGNORED)
     for split in splits:
         absent = [name for name, n in zip(split.classes, split.pixels, strict=True) if not n]

@@ -16,9 +16,14 @@ from markupsafe import Markup
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.reports.curves import COLORS, curves_svg
-from mmseg_ext.reports.groups import group_runs
 from mmseg_ext.reports.run_data import Results, Run, read_run
-from mmseg_ext.reports.scores import COLUMNS, Table, mean_and_deviation, score_table
+from mmseg_ext.reports.scores import (
+    COLUMNS,
+    Table,
+    group_runs,
+    mean_and_deviation,
+    score_table,
+)
 
 _MATRIX_CLASSES = 30  # a wider table cannot be read
 _PAIRS = 10  # of classes that are confused most
@@ -53,11 +58,15 @@ def report(
                 "folder of a training, or leave out --evaluate"
             )
         words = [str(run.config_file), str(run.checkpoint), "--work-dir", str(work_dir)]
-        # Another process, so that a config that fails or a full memory does not end this one.
+        # Another process, so a config that fails or a full memory does not end this one.
         if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
             command = shlex.join(["mmseg-ext", "test", *words])
             raise ValueError(f"{work_dir}: the test failed; run: {command}")
-    runs = read_runs([Path(work_dir) for work_dir in work_dirs])
+    runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
+    names = [run.name for run in runs]
+    for i, run in enumerate(runs):
+        if names.count(run.name) > 1:  # the page needs unique names
+            run.name += f" ({i + 1})"
     file = Path(out) if out else Path(work_dirs[0], "report.html")
     written = {file: page(runs)}
     for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
@@ -68,22 +77,8 @@ def report(
     return runs, list(written)
 
 
-def read_runs(work_dirs: Sequence[Path]) -> list[Run]:
-    """Read work directories; runs of the same name get a number.
-
-    Raises:
-        ValueError: as `read_run`.
-    """
-    runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
-    names = [run.name for run in runs]
-    for i, run in enumerate(runs):
-        if names.count(run.name) > 1:
-            run.name += f" ({i + 1})"
-    return runs
-
-
 def template(name: str, folder: Path = Path(__file__).parent):
-    """Return the Jinja template of a folder, which may include those of this folder."""
+    """Return the Jinja template of a folder, which may include templates of this folder."""
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape="html" in name,

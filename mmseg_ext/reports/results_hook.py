@@ -94,7 +94,7 @@ class RunResultsHook(Hook):
             counts = _count(prediction, truth, classes, metric.ignore_index)
             self._confusion += counts
             iou = class_scores(counts.numpy(), metric.ignore_index)["IoU"]
-            score = mean_of_known(iou)
+            score = float(mean_of_known(iou))
             self._scores.append(score)
             is_bad = len(self._worst) < self.examples or score < self._worst[-1].miou
             is_spread = place in np.linspace(0, len(dataset) - 1, 2 * self.examples).astype(int)

@@ -3,9 +3,11 @@
 Its files are read as text, JSON or bytes; nothing is executed, and no model or dataset is built.
 """
 
+import ast
 import base64
 import json
 import math
+import re
 import shlex
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,6 +24,10 @@ from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
 from mmseg_ext.reports.scores import class_scores, mean_of_known
 
 COST = "cost.json"  # parameters and multiply-adds
+# Top-level entries of a resolved config that a repetition of an experiment may change.
+_OF_A_REPETITION = {"work_dir", "experiment_name", "fold", "launcher", "load_from", "randomness"}
+_OF_A_REPETITION |= {"resume", "seed"}
+_FOLD = re.compile(r"fold[-_ ]?\d+", re.IGNORECASE)  # fold3 in the name of a list
 
 
 @dataclass
@@ -50,7 +56,7 @@ class Results:
 
     @cached_property
     def miou(self) -> float:
-        return mean_of_known(self.iou)
+        return float(mean_of_known(self.iou))
 
     @cached_property
     def class_shares(self) -> np.ndarray:
@@ -100,6 +106,29 @@ class Run:
         if rates:
             facts["highest learning rate"] = f"{max(rates.values()):.3g}"
         return facts | self.cost
+
+    @cached_property
+    def experiment(self) -> str:
+        """The part of the config that repetitions share: all but seed, fold and folders.
+
+        Nothing is executed. A run without a config repeats no other one.
+        """
+        if not self.config:
+            return f"run {id(self)}"
+        try:
+            statements = ast.parse(self.config).body
+        except (SyntaxError, ValueError):  # of another program
+            return self.config
+        kept, folder = [], ""
+        for statement in statements:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            name = target.id if isinstance(target, ast.Name) else ""
+            if name == "work_dir" and isinstance(statement.value, ast.Constant):  # type: ignore
+                folder = str(statement.value.value)  # type: ignore  # of an `Assign`
+            if name not in _OF_A_REPETITION:
+                kept.append(ast.unparse(statement))
+        text = _FOLD.sub("fold", "\n".join(kept))
+        return text.replace(folder, "") if folder else text  # as in the path of the label maps
 
     @property
     def next_commands(self) -> list[str]:

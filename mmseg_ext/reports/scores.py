@@ -1,25 +1,21 @@
-"""Scores of classes and objects, as the tables of the page, of CSV and of LaTeX."""
+"""Scores of classes and objects as tables, and the runs whose mean and deviation they have."""
 
-import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+T = TypeVar("T")  # a run
 COLUMNS = ("pixels", "IoU", "Dice", "precision", "recall", "count error")
 
 
-def class_scores(confusion: np.ndarray, ignore_index: int = 255) -> dict[str, np.ndarray]:
-    """Return IoU, Dice, precision and recall of each class, (classes,), from 0 to 1.
+def area_scores(areas: np.ndarray) -> dict[str, np.ndarray]:
+    """Return IoU, Dice, precision and recall of classes (..., C), from 0 to 1.
 
-    A score is NaN if there are no pixels for it, or if the class is ignored.
-
-    Args:
-        confusion: (classes, classes), pixels by truth (rows) and prediction.
-        ignore_index: the label that is ignored, a class or not.
+    The areas (..., C, 3) are pixels that are hit, true and predicted. A score is NaN if there are
+    no pixels for it.
     """
-    hit, truth, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    counts = np.arange(len(hit)) != ignore_index
+    hit, truth, predicted = np.moveaxis(np.asarray(areas, float), -1, 0)
     scores = {}
     for name, pixels in {
         "IoU": truth + predicted - hit,
@@ -27,14 +23,28 @@ def class_scores(confusion: np.ndarray, ignore_index: int = 255) -> dict[str, np
         "precision": predicted,
         "recall": truth,
     }.items():
-        nothing = np.full(len(hit), np.nan)
-        scores[name] = np.divide(hit, pixels, out=nothing, where=counts & (pixels > 0))
+        nothing = np.full(hit.shape, np.nan)
+        scores[name] = np.divide(hit, pixels, out=nothing, where=pixels > 0)
     return scores
 
 
-def mean_of_known(scores: np.ndarray) -> float:
-    """Return the mean of the scores that are not NaN; NaN if there are none."""
-    return math.nan if np.isnan(scores).all() else float(np.nanmean(scores))
+def class_scores(confusion: np.ndarray, ignore_index: int = 255) -> dict[str, np.ndarray]:
+    """Return `area_scores` of each class, (classes,); NaN for an ignored class.
+
+    Args:
+        confusion: (classes, classes), pixels by truth (rows) and prediction.
+        ignore_index: the label that is ignored, a class or not.
+    """
+    areas = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)], -1)
+    areas[np.arange(len(areas)) == ignore_index] = 0
+    return area_scores(areas)
+
+
+def mean_of_known(scores: np.ndarray) -> np.ndarray:
+    """Return the means (...) of the scores (..., C) that are not NaN; NaN if there are none."""
+    known = ~np.isnan(scores)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, scores, 0).sum(-1) / known.sum(-1)
 
 
 class Table(NamedTuple):
@@ -62,6 +72,14 @@ def score_table(results: Any) -> Table:
         rows.append("objects")
         lines.append(np.array([np.nan, np.nan, *counted]))
     return Table(rows, np.vstack(lines))
+
+
+def group_runs(runs: Iterable[T]) -> list[list[T]]:
+    """Return runs in groups that repeat one `experiment`, in their order."""
+    groups: dict[Any, list[T]] = {}
+    for run in runs:
+        groups.setdefault(cast(Any, run).experiment, []).append(run)
+    return list(groups.values())
 
 
 def mean_and_deviation(tables: Sequence[Table]) -> tuple[Table, Table] | None:

@@ -1,5 +1,6 @@
 """Comparisons of two tiny models on two projects: killed and started again, from any folder."""
 
+import errno
 import json
 import os
 import signal
@@ -10,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 
 import mmseg_ext
 from mmseg_ext import commands
-from mmseg_ext.comparison import execute, plan, timing
+from mmseg_ext.comparison import execute, plan, table, timing
+from mmseg_ext.errors import LaunchError, NotWritten
 from mmseg_ext.evaluation.checked_iou_metric import read_images
 from tests.datasets.trees import random_image, save
 from tests.engine import runs
 from tests.engine.runs import ROOT, fails, write_config
-from tests.messages import lines_with
+from tests.messages import lines_with, raises_message
 
 pytestmark = pytest.mark.slow
 HEAD = """
@@ -71,7 +74,7 @@ def _forked(monkeypatch):
     """Start the processes of runs from the server, and measure in this process."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(execute, "start", Forked)
-    monkeypatch.setattr(plan, "_measure", lambda configs, env: timing.measure(configs))
+    monkeypatch.setattr(execute, "measure_in_process", lambda paths, env: timing.measure(paths))
     monkeypatch.setattr(timing, "_ROUNDS", 3)
 
 
@@ -206,6 +209,166 @@ def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
     assert all(f"--iterations {max(1, round(0.6 / seconds))} " in line for line in lines)
     assert ["randomness.seed=3" in line for line in lines] == [True, True, False, False]
     assert ["optim_wrapper.optimizer.lr=0.05" in line for line in lines] == [False, True] * 2
+
+
+class Finished:
+    """A process that has written the files of its command, and ended."""
+
+    def __init__(self, run: plan.Run, words: list[str]):
+        files = [run.checkpoint]
+        if words[0] == "test":
+            files = run.files("test").values()
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"")
+
+    def poll(self):
+        return 0
+
+
+def some_plan(out: Path, seeds: int) -> plan.Plan:
+    """Return the plan of a config `m` on data `d`, whose runs nobody trains."""
+    cfg = Config(dict(train_cfg=dict(max_iters=4)))
+    cost = timing.Cost(0.001, 1.0, 1.0, 1, 1)
+    lists = ["m"], ["d"], [*range(seeds)], [1.0], ["test"], ["mIoU"]
+    return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, {("d", "m"): cost}, [])
+
+
+def test_a_later_model_is_measured_by_its_ratio_to_the_first(tmp_path, monkeypatch):
+    """The machine can be slower than at the first start, whose times stay."""
+    made = some_plan(tmp_path, 1)
+    made.models.append("n")
+    made.configs["d", "n"] = made.configs["d", "m"]
+    seen = []
+
+    def measure(files, env):
+        seen.append(([file.stem for file in files], env.get("CUDA_VISIBLE_DEVICES")))
+        return [timing.Cost(9.0, 1.0, 1.0, 1, 1), timing.Cost(18.0, 2.0, 3.0, 5, 7)]
+
+    monkeypatch.setattr(execute, "measure_in_process", measure)
+    for _ in range(2):
+        execute.measure_missing(made, "3")
+    assert seen == [(["m", "n"], "3")]
+    costs = {("d", "m"): [0.001, 1.0, 1.0, 1, 1], ("d", "n"): [0.002, 2.0, 3.0, 5, 7]}
+    stored = json.loads((tmp_path / plan.PLAN).read_text())
+    assert {tuple(name): cost for name, cost in stored["costs"]} == costs
+    assert made.costs == {name: timing.Cost(*cost) for name, cost in costs.items()}
+
+
+def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeypatch):
+    made = some_plan(tmp_path, 5)
+    running, seen = set(), []
+
+    class OnGpu(Finished):
+        def __init__(self, words, output, env):
+            (run,) = [run for run in made.runs if run.folder == output.parent]
+            super().__init__(run, words)
+            self.gpu, self.polls = env["CUDA_VISIBLE_DEVICES"], 0
+            assert self.gpu not in running and env["OMP_NUM_THREADS"] == "2"
+            running.add(self.gpu)
+            seen.append((run.seed, words[0], self.gpu))
+
+        def poll(self):
+            self.polls += 1
+            if self.polls < 3:
+                return None
+            running.discard(self.gpu)
+            return 0
+
+    monkeypatch.setattr(execute, "start", OnGpu)
+    monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert execute.execute(made, jobs=7, gpus=execute.cards_of([2, 0])) == {}
+    assert {gpu for _, _, gpu in seen} == {"6", "4"}
+    cards = {seed: {gpu for one, _, gpu in seen if one == seed} for seed in range(5)}
+    assert all(len(cards[seed]) == 1 for seed in range(5))  # training and test on one card
+    assert sorted(seen)[:2] == [(0, "test", "6"), (0, "train", "6")]
+    with raises_message(LaunchError, where="--gpus 3: ", todo="0 to 2"):
+        execute.cards_of([3])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert execute.cards_of([3]) == ["3"]
+
+
+@pytest.mark.parametrize("step", ["train", "test"])
+def test_a_write_error_costs_one_run(tmp_path, monkeypatch, capsys, step):
+    """Of the comparison itself, which writes the output of the processes."""
+    made = some_plan(tmp_path, 3)
+
+    def start(words, output, env):
+        (run,) = [run for run in made.runs if run.folder == output.parent]
+        if run.seed == 1 and words[0] == step:
+            raise OSError(errno.ENOSPC, "No space left on device", str(output))
+        return Finished(run, words)
+
+    monkeypatch.setattr(execute, "start", start)
+    monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
+    failed = execute.execute(made)
+    assert {run.seed for run in failed} == {1}
+    assert lines_with(failed[made.runs[1]], "output.txt", "No space left")
+    assert [run.has_test("test") for run in made.runs] == [True, False, True]
+    assert "seed 1: failed" in capsys.readouterr().out
+
+
+def test_a_training_that_a_signal_stops_is_not_complete(tmp_path, monkeypatch):
+    """It ends with status 0, and is not started again by the same comparison."""
+    made, started = some_plan(tmp_path, 2), []
+
+    class Stopped:
+        def __init__(self, words, output, env):
+            started.append(words[0])
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(execute, "start", Stopped)
+    monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
+    failed = execute.execute(made)
+    assert len(failed) == 2 and started == ["train"] * 2
+    assert all(lines_with(error, "stopped", "start") for error in failed.values())
+
+
+def test_a_table_that_cannot_be_written_is_printed(folder, tmp_path, monkeypatch, capsys, _forked):
+    """One line says why, and the complete runs stay."""
+    words = ["compare", str(folder / "fcn.py"), "--seeds", "0", "--iterations", "2"]
+    words += ["--data", str(folder / "cells"), "--out", str(tmp_path / "out")]
+
+    def full(text, path):
+        raise NotWritten(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "write_text", full)
+        assert commands.run(words[0], words[1:]) == 1
+    printed, error = capsys.readouterr()
+    assert "| fcn, mIoU |" in printed and lines_with(error, "table.html", "No space left")
+    monkeypatch.setattr(execute, "start", None)
+    assert commands.run(words[0], words[1:]) == 0
+
+
+def test_a_relative_folder_continues_from_another_one(folder, tmp_path, monkeypatch, _forked):
+    """Stopped in a training, and again complete: each from its own current folder."""
+    words = [str(folder / "fcn.py"), "--data", str(folder / "cells"), "--seeds", "0"]
+    words += ["--iterations", "4", "--out"]
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+
+    class Killed(Forked):
+        def __init__(self, words, output, env):
+            super().__init__(words, output, env)
+            while not any(output.parent.rglob("*.log")) and self.poll() is None:
+                time.sleep(0.005)
+            self.process.kill()
+
+    monkeypatch.chdir(tmp_path / "first")
+    with monkeypatch.context() as patch:
+        patch.setattr(execute, "start", Killed)
+        assert commands.run("compare", [*words, "out"]) == 1
+    monkeypatch.chdir(tmp_path / "second")
+    monkeypatch.setattr(execute, "start", Forked)
+    assert commands.run("compare", [*words, "../first/out"]) == 0
+    monkeypatch.setattr(execute, "start", None)
+    monkeypatch.chdir(tmp_path)
+    assert commands.run("compare", [*words, "first/out"]) == 0
+    assert [*tmp_path.glob("*/out")] == [tmp_path / "first/out"]
 
 
 @pytest.mark.long

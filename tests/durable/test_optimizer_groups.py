@@ -10,7 +10,7 @@ from mmengine.optim import OptimWrapperDict, build_optim_wrapper
 from mmengine.registry import PARAM_SCHEDULERS
 from torch import nn
 
-from mmseg_ext.durable import levers, optimizer_groups
+from mmseg_ext.durable import optimizer_groups, runner
 from mmseg_ext.durable.optimizer_groups import merge_groups, select_fused_steps
 from tests.engine.runs import built, log_text, train_here, train_words, write_config
 from tests.engine.states import RANDOM, STATE, UNVALIDATED, assert_same, assert_same_runs, logged
@@ -145,7 +145,7 @@ def test_runs_of_earlier_versions_continue_exactly(tmp_path, monkeypatch):
     config = write_config(tmp_path, RANDOM + UNVALIDATED + NORMS)
     merged, earlier = tmp_path / "merged", tmp_path / "earlier"
     with monkeypatch.context() as patch:
-        patch.setattr(levers, "merge_groups", lambda optimizer: None)
+        patch.setattr(runner, "merge_groups", lambda optimizer: None)
         train_here(config, earlier, "train_cfg.max_iters=4")
     groups = torch.load(earlier / "iter_4.pth", weights_only=True)["optimizer"]["param_groups"]
     assert len(groups) > 50 and all(len(group["params"]) == 1 for group in groups)

@@ -9,7 +9,7 @@ from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
 
 from mmseg_ext.durable import optimizer_groups
-from mmseg_ext.durable.run_state import fit_optimizer_state
+from mmseg_ext.durable.optimizer_state import fit_optimizer_state
 from mmseg_ext.errors import CheckpointError
 from tests.engine.states import assert_same
 

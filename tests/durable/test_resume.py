@@ -93,6 +93,26 @@ def test_a_resumed_run_equals_the_complete_run(
         assert logged(tmp_path)[12]["loss"] != logged(whole())[12]["loss"]
 
 
+def test_a_resumed_run_can_validate_less_often(tmp_path):
+    """As a training advises: the weights are equal, and the best is of the validations that ran."""
+    text = SMALL + "train_cfg['val_interval'] = 2\n"
+    config = write_config(tmp_path, text)
+    cut = write_config(
+        tmp_path, text + "custom_hooks += [dict(type='CrashAt', iteration=6)]\n", "cut.py"
+    )
+    whole, work = tmp_path / "whole", tmp_path / "work"
+    train_here(config, whole)
+    with pytest.raises(Crash):
+        train_here(cut, work)
+    train_here(config, work, "train_cfg.val_interval=6", flags=RESUME)
+    assert_same_runs(whole, work, 12)
+    scores = {step: row["mIoU"] for step, row in logged(work, "mIoU").items()}
+    assert list(scores) == [2, 4, 6, 12]
+    assert scores.items() <= {s: row["mIoU"] for s, row in logged(whole, "mIoU").items()}.items()
+    best = max(scores, key=lambda step: scores[step])
+    assert [path.name for path in work.glob("best_*")] == [f"best_mIoU_iter_{best}.pth"]
+
+
 def test_resume_at_150000_draws_no_more_samples_than_at_10(folder, tmp_path, monkeypatch):
     """The start of a run builds, reads the checkpoint, and jumps to the position."""
     train_here(folder / "whole.py", tmp_path, "train_cfg.max_iters=10")

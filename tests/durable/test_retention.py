@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmseg_ext.durable.retention import replaced_checkpoints, series_of
+from mmseg_ext.durable.work_dir import replaced_checkpoints, series_of
 
 ITER = "iter_{}.pth"
 # names of the folder, template, step, kept, best; removed: what replaces it

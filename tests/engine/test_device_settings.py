@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo import register_backend
 
-from mmseg_ext.durable.levers import apply_levers  # a run would need a GPU
+from mmseg_ext.durable.levers import prepare_for_gpu  # a run would need a GPU
 from mmseg_ext.engine import PortableAmpOptimWrapper, amp
 from tests.configs import EXPERIMENTS, load
 from tests.engine.runs import ROOT, train_here, write_config
@@ -63,7 +63,7 @@ def test_precision_and_pinned_memory_are_set_for_a_gpu(monkeypatch):
         given.merge_from_dict(changes)
         torch.set_float32_matmul_precision("highest")
         try:
-            apply_levers("config", given)
+            prepare_for_gpu(given)
             precision = torch.get_float32_matmul_precision()
         finally:
             torch.set_float32_matmul_precision("highest")
@@ -78,7 +78,7 @@ def test_kernels_of_cudnn_on_a_gpu(monkeypatch, available):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark_limit", 10)
     try:
-        apply_levers("config", load(EXPERIMENTS["ea_r18_shapes"]))
+        prepare_for_gpu(load(EXPERIMENTS["ea_r18_shapes"]))
         found = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.benchmark_limit
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)

@@ -5,10 +5,12 @@ import json
 import pytest
 
 import mmseg_ext
+from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.engine import duration
 from mmseg_ext.errors import LaunchError
 from tests.engine.run_hooks import Crash
 from tests.engine.runs import log_text, write_config
+from tests.engine.states import assert_same
 from tests.messages import raises_message, resumed_iterations
 
 VALIDATED = "train_cfg['val_interval'] = 6\n"
@@ -34,10 +36,20 @@ def test_the_number_is_recorded_and_kept_by_a_resume(tmp_path, monkeypatch):
     assert json.loads(record.read_text())["iterations"] == 8
     text = (record.parent / "config.py").read_text()
     assert "max_iters=8" in text and "val_interval=4" in text and "end=8" in text
-    monkeypatch.setattr(duration, "iterations_in", None)  # nothing is measured again
-    mmseg_ext.train(config, work, minutes=5, resume=True)
-    assert resumed_iterations(log_text(work)) == [4]
+    monkeypatch.setattr(mmseg_ext.runs, "iterations_in", None)  # nothing is measured again
+    again = write_config(tmp_path, VALIDATED + crash.replace("6", "7"), "again.py")
+    with pytest.raises(Crash):
+        mmseg_ext.train(again, work, minutes=5, resume=True)
+    # A restart by torchrun or Slurm has no flag, and an option can set the folder.
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    mmseg_ext.train(config, minutes=1, options={"work_dir": str(work)})
+    assert resumed_iterations(log_text(work)) == [4, 6]
     assert (work / "iter_8.pth").is_file() and not (work / "iter_9.pth").exists()
+    straight = tmp_path / "straight"
+    monkeypatch.delenv("SLURM_RESTART_COUNT")
+    mmseg_ext.train(config, straight, iterations=8)
+    weights = [read_state_dict(one / "iter_8.pth") for one in (work, straight)]
+    assert_same(*weights, "state_dict")
 
 
 def test_the_speed_is_that_of_a_few_iterations(tmp_path, monkeypatch):

@@ -6,7 +6,8 @@ from mmengine.optim import OptimWrapperDict, build_optim_wrapper
 from torch import nn
 
 from mmseg_ext.engine.build import build_train_runner
-from mmseg_ext.engine.parameter_groups import describe_groups, unused_custom_keys
+from mmseg_ext.engine.run_checks import unused_custom_keys
+from mmseg_ext.engine.run_record import describe_groups
 from mmseg_ext.errors import LaunchError, RunError
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import logged

@@ -7,7 +7,7 @@ import re
 import pytest
 from mmengine.config import Config
 
-from mmseg_ext.engine.plans import plans
+from mmseg_ext.engine.batch import plans
 from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
 

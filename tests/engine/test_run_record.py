@@ -11,7 +11,8 @@ from torch import nn
 
 from mmseg_ext import commands
 from mmseg_ext.engine import run_record
-from mmseg_ext.engine.run_record import batch_settings, git_commit, initial_weights
+from mmseg_ext.engine.batch import batch_settings
+from mmseg_ext.engine.run_record import git_commit, initial_weights
 from tests.engine.runs import ROOT, log_text, train, write_config
 from tests.engine.states import UNVALIDATED, logged
 from tests.messages import lines_with

@@ -16,8 +16,8 @@ from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import OBJECT_VALUES, ClassMasks, Masks, ObjectMasks
-from mmseg_ext.own_dataset.annotations.reader import Reader
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
+from mmseg_ext.own_dataset.annotations.reader import OBJECT_VALUES, Reader
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.project import make_project
 from mmseg_ext.own_dataset.splits import SplitRule
@@ -50,6 +50,7 @@ class Case(NamedTuple):
     deep: bool  # 16 bits instead of 8
     turn: int  # the photos' orientation
     is_stored: bool  # whether masks lie as the photos' files
+    objects: bool  # whether shapes are objects, whatever their names are
     seed: int
 
 
@@ -67,6 +68,7 @@ def cases(draw, kind: str) -> Case:
         draw(st.booleans()),
         turn,
         turn in (6, 8) and kind in MASKS and draw(st.booleans()),
+        kind in SHAPES and draw(st.booleans()),
         draw(st.integers(0, 99)),
     )
 
@@ -105,6 +107,8 @@ def write(folder: Path, case: Case) -> tuple[Path, Reader, dict[Path, np.ndarray
         if case.kind in PIXELS:
             label = rng.randint(0, len(KINDS), size).astype(np.uint8)
         texts = np.array(KINDS)[label]
+        if case.objects:
+            texts = np.array(OBJECT_VALUES)[draw_labels(numbers)]
         if case.kind in MASKS:
             texts = write_mask(file, case, i, label, numbers, values, colors)
         elif case.kind in ("polygons", "run lengths"):
@@ -212,15 +216,17 @@ def run_lengths(box, size) -> dict:
 
 def find(case: Case, source: Path) -> Reader:
     """Return the annotations, as the flags of the command find them."""
-    if case.kind in ("polygons", "run lengths"):
-        return Coco.find([source])
     if case.kind == "classes":
         patterns = {kind: source / f"*_class{i}.png" for i, kind in enumerate(KINDS) if i}
         return ClassMasks.find(patterns)
-    kinds = {"objects": ObjectMasks, "labelme": Labelme, "yolo": Yolo, "geojson": Geojson}
-    reader = kinds.get(case.kind, Masks).find(source)
+    kinds = {"labelme": Labelme, "yolo": Yolo, "geojson": Geojson}
+    if case.kind in ("polygons", "run lengths"):
+        reader = Coco.find([source])
+    else:
+        reader = kinds.get(case.kind, Masks).find(source)
     if case.kind == "binary":
         reader.binary = True
+    reader.objects = case.objects or case.kind == "objects"
     return reader
 
 

@@ -12,8 +12,7 @@ from mmseg_ext import commands
 
 # The command prints rounded shares; splits of many images are made without the images.
 from mmseg_ext.own_dataset.check import check_dataset
-from mmseg_ext.own_dataset.item import Item, Notes
-from mmseg_ext.own_dataset.matching import Key
+from mmseg_ext.own_dataset.item import Item, Key, Notes
 from mmseg_ext.own_dataset.summary import Split, add_notes_on_pixels, print_splits
 from tests.datasets.trees import BASES, SIZE, Tree, make_tree, random_label, save
 from tests.messages import check_message

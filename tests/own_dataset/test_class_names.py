@@ -418,3 +418,14 @@ def test_pictures_above_pillows_limit(tmp_path, monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 9
     monkeypatch.undo()
     assert len(project_labels(tmp_path)) == 4
+
+
+def test_colors_of_too_many_objects_are_an_error(tmp_path, capsys):
+    """As of a photo; its colors are not the objects of a mask."""
+    for i in range(2):
+        photo = np.random.RandomState(i).randint(0, 256, (300, 300, 3), np.uint8)
+        save(tmp_path / f"images/{i}.png", photo)
+        save(tmp_path / f"masks/{i}.png", photo)
+    flags = ["--images", str(tmp_path / "images"), "--masks", str(tmp_path / "masks")]
+    assert commands.run("new_project", [str(tmp_path / "p"), *flags, "--objects"]) == 1
+    check_message(capsys.readouterr().err, "0.png", 65535, where="mmseg_ext: none of 2", todo=True)

@@ -85,6 +85,9 @@ EDITS = {  # of soil, crop and weed: the lines, the classes, and the classes of 
         ["a, b", "c"],
         [0, 1, 1],
     ),
+    "tabs": ("text\tclass\tcolor\n7\ta, b\t\n9\tc\t\n11\tc\t", ["a, b", "c"], [0, 1, 1]),
+    "semicolons without a title": ("7;a;\r\n9;c;#010203\r\n11;c;", ["a", "c"], [0, 1, 1]),
+    "a note": ("# 9, a kind of soil\n7,a\n9,c\n11,c\n# or b, too, later", ["a", "c"], [0, 1, 1]),
     "quotes": ('7,"a, b",\n9,c\n\n11,d', ["a, b", "c", "d"], [0, 1, 2]),
 }
 
@@ -118,12 +121,13 @@ BAD = {
     "7,a\n7,b": "line 2 has 7 again",
     "7,a\n9,a": "has 1 classes",
     "": "has 0 classes",
+    "7,größe\n9,b": "UTF-8",
 }
 
 
 @pytest.mark.parametrize("text", BAD)
 def test_a_bad_line_is_an_error(text, tmp_path):
-    (tmp_path / "classes.csv").write_text(text)
+    (tmp_path / "classes.csv").write_bytes(text.encode("latin-1"))  # as spreadsheets write it
     with raises_message(ValueError, BAD[text], where=f"{tmp_path}/classes.csv: ", todo=True):
         read_classes(tmp_path)
 
@@ -186,3 +190,37 @@ def test_255_far_from_other_values_is_a_note(values, noted, tmp_path):
     classes, notes = choose(tmp_path, values)
     assert noted == any("255 is a class; to ignore it" in note for note in notes)
     assert classes.numbers["255"] == (255 if values == (0, 1, 255) else len(values) - 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "noted"),
+    [
+        ((0, 1, 2, 255), "abcd", True),
+        ((1, 2, 255), "abc", True),
+        ((0, 1, 2, 255), "abcde", False),  # 255 is ignored, and 3 and 4 wait for their names
+        ((0, 128, 255), "abc", False),
+        ((0, 255), "ab", False),
+    ],
+)
+def test_255_with_the_name_of_a_later_value_is_a_note(values, names, noted, tmp_path):
+    """What it advises makes the last name that of the value that no mask has yet."""
+    classes, notes = choose(tmp_path, values, list(names))
+    assert classes.names == list(names) and len(notes) == noted
+    for note in notes:
+        check_message(note, "255", names[-1], todo=tmp_path / "classes.csv")
+        if 0 not in values:
+            continue
+        later = len(names) - 1
+        file = tmp_path / "classes.csv"
+        lines = [line for line in file.read_text().splitlines() if line[:3] != "255"]
+        file.write_text("\n".join([*lines, f"{later},{names[-1]}", "255,,"]))
+        classes, notes = choose(tmp_path, (*values, later), list(names))
+        assert classes.names == list(names) and not notes
+        assert classes.numbers["255"] == 255 and classes.numbers[str(later)] == later
+
+
+def test_names_wait_for_their_values(tmp_path):
+    for values in ((0, 1, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):
+        classes, notes = choose(tmp_path, values, [*"abcde"])
+        assert classes.names == [*"abcde"] and not notes
+        assert [classes.numbers[str(value)] for value in values] == [*values]

@@ -1,11 +1,13 @@
 """Names that differ for a program and not for a person, and what other programs write in files."""
 
 import json
+import shutil
 import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
@@ -163,14 +165,26 @@ def test_folders_of_coco_files(tmp_path):
 
 
 def test_labels_that_number_objects_are_a_hint(tmp_path):
-    """With the file in which they become one class."""
-    save_photos(tmp_path, "a.jpg", "b.jpg")
+    """With the file in which they become one class, and the flag with which names do not matter."""
+    save_photos(tmp_path, "a.jpg", "b.jpg", "c.jpg")
     shapes = [dict(label=f"yolk{i}", points=[[i, 0], [i + 1, 0], [i, 9]]) for i in range(1, 22)]
+    shapes.append(dict(label="__ignore__", points=[[0, 20], [40, 20], [40, 30], [0, 30]]))
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps(dict(shapes=shapes)))
     made = make(tmp_path, Labelme.find(tmp_path))
     (note,) = [str(note) for note in made.notes if "yolk1" in str(note)]
-    check_message(note, "yolk10", todo="classes.csv")
+    check_message(note, "yolk10", "--objects", todo="classes.csv")
+    shutil.rmtree(tmp_path / "p")
+    reader = Labelme.find(tmp_path)
+    reader.objects = reader.missing_is_background = True
+    made = make(tmp_path, reader)
+    assert made.classes.names == ["background", "object", "border"]
+    assert not [note for note in made.notes if "yolk" in str(note)]
+    labels = {}
+    for item in made.items:
+        labels[item.image.stem] = np.array(Image.open(item.sample["seg_map_path"]))
+    assert not labels["c"].any()  # without an annotation
+    assert (labels["a"][20:] == 255).all() and set(np.unique(labels["a"][:20])) == {0, 2}
 
 
 def test_names_in_lists_and_groups_in_another_form(tmp_path):

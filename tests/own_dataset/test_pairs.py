@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks, ObjectMasks
+from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
-from mmseg_ext.own_dataset.item import Item, usable
+from mmseg_ext.own_dataset.item import Item, keyed_files, usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
 from tests.messages import check_message, raises_message
 
@@ -222,9 +222,10 @@ def test_classes_and_objects_of_voc(images, masks, tmp_path):
     for name in "12":
         write(tmp_path, [f"{photos}/{name}.jpg"])
         write(tmp_path, [f"Segmentation{kind}/{name}.png" for kind in ("Class", "Object")])
-    for kind, reader in (("Class", Masks), ("Object", ObjectMasks)):
-        folder = tmp_path / masks.replace("Class", kind)
-        pairs, left_out = find_pairs(tmp_path / images, reader.find(folder), tmp_path / "p/data")
+    for kind in ("Class", "Object"):
+        reader = Masks.find(tmp_path / masks.replace("Class", kind))
+        reader.objects = kind == "Object"
+        pairs, left_out = find_pairs(tmp_path / images, reader, tmp_path / "p/data")
         found = {item.image.name: item.annotation.path.parent.name for item in pairs}
         assert found == dict.fromkeys(("1.jpg", "2.jpg"), f"Segmentation{kind}") and not left_out
 
@@ -246,6 +247,26 @@ def test_patterns_with_folders(pattern, tmp_path):
     write(tmp_path, [f"d/{i}/{i}_{kind}" for i in (10, 11, 12) for kind in kinds])
     expected = {f"{i}/{i}_RAW.jpg": [f"{i}/{i}_CRACK.png"] for i in (10, 11, 12)}
     assert find(tmp_path, "d", f"d/{pattern}") == (expected, [])
+
+
+@pytest.mark.parametrize("images", ["*/images", "*/images/*.png", "."])
+@pytest.mark.parametrize("masks", ["*/masks", "*/ma*", "1*/masks"])
+def test_patterns_of_folders(images, masks, tmp_path):
+    """These are all files in them, also deeper ones; not if the pattern fits a file."""
+    for name in ("1", "2", "10"):
+        write(tmp_path, [f"{name}/images/{name}.png", f"{name}/masks/a.png", f"{name}/masks/c.png"])
+    reader = Masks.find(tmp_path / masks)
+    reader.objects = True
+    pairs, _ = find_pairs(tmp_path / images, reader, tmp_path / "project/data")
+    names = ["1", "10", "2"] if masks[0] == "*" else ["1", "10"]
+    assert [item.image.stem for item in pairs] == names
+    for name, item in zip(names, pairs, strict=True):
+        own = [tmp_path / name / path for path in ("masks/a.png", "masks/c.png")]
+        assert [*item.annotation.paths] == own
+    write(tmp_path, ["x/mark/1.png", "x/mark.png"])
+    assert [*keyed_files(tmp_path / "x/mark*")] == [tmp_path / "x/mark.png"]
+    write(tmp_path, ["y/mark/1/2.png"])
+    assert [*keyed_files(tmp_path / "y/mark*")] == [tmp_path / "y/mark/1/2.png"]
 
 
 def test_what_is_not_certain_is_left_out(tmp_path):

@@ -36,14 +36,14 @@ from mmseg_ext.converters import package_weights
 from mmseg_ext.datasets.nuclei import draw_labels  # NucleiDataset's, which an option also uses
 from mmseg_ext.engine.build import build_train_runner
 from mmseg_ext.engine.run_checks import SameClasses
+from mmseg_ext.engine.test_time_views import unseen_views
 from mmseg_ext.errors import CheckpointError
 
 # The config of 5,000 images, for which the command would take minutes.
 from mmseg_ext.own_dataset import config_file
 from mmseg_ext.own_dataset.classes import Classes, Row, read_classes
 from mmseg_ext.own_dataset.config_file import write_config
-from mmseg_ext.own_dataset.item import Item, Notes
-from mmseg_ext.own_dataset.matching import Key
+from mmseg_ext.own_dataset.item import Item, Key, Notes
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.starting_weights import efficientnet
 from mmseg_ext.own_dataset.summary import Split
@@ -471,6 +471,31 @@ def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     assert lines_with(out, config, "ground", "soil", "delete") and "Next" not in out
 
 
+def test_classes_that_exchange_their_texts_are_a_note(tmp_path, capsys):
+    """No name shows it; an edit of names, or one that merges classes, is no exchange."""
+    write_sources(tmp_path, 6)
+    edits = [
+        (("7,ground", "17,small", "27,wide"), []),
+        (("7,ground", "27,small", "17,wide"), ["small", "wide"]),
+        (("7,ground", "27,small", "17,wide"), []),
+        (("7,soil", "27,small", "17,wide"), []),
+        (("7,soil", "27,wide", "17,wide"), []),
+    ]
+    assert run(tmp_path, "--classes", *NAMES) == 0
+    for lines, exchanged in edits:
+        edit_classes(tmp_path, *lines)
+        capsys.readouterr()
+        assert run(tmp_path) == 0
+        notes = lines_with(capsys.readouterr().out, "exchanged")
+        assert len(notes) == bool(exchanged)
+        for note in notes:
+            check_message(note, *exchanged, todo="train again")
+    for path in (tmp_path / "project/data/annotations").glob("*/*.png"):
+        path.write_bytes(b"damaged")
+    edit_classes(tmp_path, "7,soil", "27,wide", "17,small")
+    assert run(tmp_path) == 0  # they are written again
+
+
 @pytest.mark.parametrize(
     ("trained", "own", "problem"),
     [
@@ -647,9 +672,6 @@ def test_masks_of_objects(kind, tmp_path, capsys):
         assert run(tmp_path, *flags, "--classes", *names) == 0
     config = Config.fromfile(tmp_path / "project/config.py")
     assert config.val_evaluator["type"] == scores[0]["type"]
-    capsys.readouterr()
-    assert run(tmp_path, "--labelme", flags[1], "--objects") == 1
-    assert "--objects: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["values", "classes", "objects"])
@@ -942,18 +964,47 @@ def test_crops_of_sparse_annotations(tmp_path, capsys):
             assert (sample["data_samples"].gt_sem_seg.data < 2).any()
 
 
-def test_one_line_turns_flips_off(tmp_path):
-    """In training and with --tta."""
-    assert run(tmp_path, *write_sources(tmp_path, 3)) == 0
+@pytest.mark.parametrize("flags, ways", [([], 1), (["--any-side-up"], 2)])
+def test_one_line_turns_flips_off(flags, ways, tmp_path):
+    """In training and with --tta, which shows no view that training does not."""
+    assert run(tmp_path, *write_sources(tmp_path, 3), *flags) == 0
     path = tmp_path / "project/config.py"
-    line, text = 'dict(type="RandomFlip", prob=0.5),', path.read_text()
+    line, text = 'dict(type="RandomFlip", prob=0.5, direction=ways),', path.read_text()
     for is_flipped in (True, False):
         path.write_text(text if is_flipped else text.replace(line, ""))
         cfg = Config.fromfile(path)
-        train = [step["prob"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
-        assert train == [0.5] * is_flipped
+        train = [step["direction"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
+        assert train == [["horizontal", "vertical"][:ways]] * is_flipped
         (_, flips, *_) = cfg.tta_pipeline[1]["transforms"]
-        assert [flip["prob"] for flip in flips] == [0.0, 1.0][: 1 + is_flipped]
+        assert [flip["prob"] for flip in flips] == [0.0] + [1.0] * ways * is_flipped
+        assert unseen_views(cfg) == ""
+
+
+@pytest.mark.parametrize("bands", [3, 6])
+def test_images_without_a_top_are_turned_with_their_labels(bands, tmp_path):
+    """By angles that are no multiple of 90; what a turn uncovers is ignored."""
+    label = np.zeros((96, 128), np.uint8)
+    label[:, 64:] = 1
+    image = np.repeat(200 * label[..., None], bands, 2)
+    for i in range(4):
+        for folder, pixels in (("images", image), ("masks", label)):
+            path = tmp_path / folder / f"{i}.tif"
+            path.parent.mkdir(exist_ok=True)
+            layout = dict(planarconfig="contig") if pixels.ndim > 2 else {}
+            tifffile.imwrite(path, pixels, photometric="minisblack", **layout)
+    assert run(tmp_path, "--any-side-up") == 0
+    cfg = Config.fromfile(tmp_path / "project/config.py")
+    steps = [step for step in cfg.train_pipeline if "Distortion" not in step["type"]]
+    dataset = DATASETS.build({**cfg.train_dataloader.dataset, "pipeline": steps})
+    slanted, uncovered = [], []
+    for sample in itertools.chain(*[dataset] * 4):
+        turned = sample["data_samples"].gt_sem_seg.data[0].numpy()
+        inside = turned < 2
+        bright = sample["inputs"][-1].numpy() > 100
+        assert (bright == turned)[inside].mean() > 0.95
+        slanted.append(np.ptp((turned == 1).sum(1)) > 3 < np.ptp((turned == 1).sum(0)))
+        uncovered.append(not inside.all())
+    assert any(slanted) and any(uncovered)
 
 
 def test_copies_and_groups_stay_together(tmp_path, capsys):
@@ -1316,6 +1367,29 @@ def test_frames_of_one_video_bring_a_note(step, tmp_path, capsys):
         int(name.rpartition("_")[2]) // step for name in label_maps(tmp_path) if name[0] == "v"
     )
     assert len(val) == 10 and val == [*range(val[0], val[0] + 10)] and val[0] % 10 == 0
+
+
+@pytest.mark.parametrize("kind", ["moving", "fixed camera", "photos"])
+@pytest.mark.parametrize("count", [5, 8])
+def test_few_frames_of_one_video_bring_a_note(count, kind, tmp_path, capsys):
+    noise = np.random.RandomState(1)
+    photo = first = random_image(noise, SIZE)
+    for i in range(count):
+        other = random_image(noise, SIZE)
+        frames = dict(moving=0.8 * photo + 0.2 * other, photos=other)
+        photo = frames.get(kind, 0.95 * first + 0.05 * other).astype(np.uint8)
+        save(tmp_path / f"images/frame_{i:04d}.png", photo)
+        save(tmp_path / f"masks/frame_{i:04d}.png", scene(i)[0])
+    assert run(tmp_path) == 0
+    notes = lines_with(capsys.readouterr().out, "video")
+    assert len(notes) == (kind != "photos")
+    for note in notes:
+        flag = re.search(r"--group \d+", note)[0]
+        shutil.rmtree(tmp_path / "project")
+        assert run(tmp_path, *flag.split()) == 0
+        assert not lines_with(capsys.readouterr().out, "video")
+        val = [int(name[-4:]) for name in label_maps(tmp_path) if name[0] == "v"]
+        assert len({number // int(flag.split()[1]) for number in val}) == 1
 
 
 def test_photos_of_a_fixed_camera_are_no_copies(tmp_path, capsys):

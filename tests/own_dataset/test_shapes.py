@@ -10,11 +10,13 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
+from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import LabelError
 from mmseg_ext.inference.objects import find_objects, geojson
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
+from mmseg_ext.own_dataset.annotations.reader import draw_objects
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.item import usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
@@ -136,9 +138,29 @@ def test_panoptic_coco(folder, tmp_path):
     path = write_json(tmp_path / "a.json", content)
     label, notes = read(Coco.find([path]))
     assert np.array_equal(label, expected()) and not notes
+    # What is not a thing, here the house, is no object.
+    content["categories"][0]["isthing"] = 0
+    reader = Coco.find([write_json(path, content)])
+    reader.objects = True
+    found = draw_objects(reader.read(reader.annotations[0], [SIZE]))
+    assert np.array_equal(
+        found.indices, draw_labels(np.where(mask % 4 > 1, mask, 0) % np.uint16(4))
+    )
     (tmp_path / folder / "b.png").unlink()
     with raises_message(LabelError, tmp_path / "b.png", where=path):
         read(Coco.find([path]))
+
+
+@pytest.mark.parametrize("form", [lambda box: [flat(box)], lengths])
+def test_stuff_is_no_object(form, tmp_path):
+    """With `--objects` only things are, of which each is one, also of equal categories."""
+    content = coco(form=form)
+    content["categories"] = [dict(id=i, name="ab"[i > 0], isthing=int(i > 0)) for i in range(3)]
+    reader = Coco.find([write_json(tmp_path / "a.json", content)])
+    reader.objects = True
+    found = draw_objects(reader.read(reader.annotations[0], [SIZE]))
+    numbers = np.where(expected() > 1, expected(), 0).astype(np.uint16)
+    assert np.array_equal(found.indices, draw_labels(numbers)) and found.indices.max() == 2
 
 
 def test_crowds_are_objects(tmp_path):
@@ -358,7 +380,7 @@ def test_geojson_of_qupath(kind, tmp_path):
     assert np.array_equal(np.array(found.values)[found.indices], labels[wanted])
     assert sorted("Point" in note for note in found.notes) == [False, True]
     legend = reader.describe([found.store(reader.annotations[0], path.with_name("stored"))])
-    assert legend.colors == {name: [200, 10, i] for i, name in enumerate(NAMES)}
+    assert legend.colors == {name: f"#c80a0{i}" for i, name in enumerate(NAMES)}
 
 
 def test_unknown_parts_of_geojson_are_passed_over(tmp_path):
@@ -381,7 +403,7 @@ def test_objects_of_image_demo_are_read_again(tmp_path):
         assert found["properties"]["classification"] == dict(name="house", color=[1, 2, 3])
     write_json(tmp_path / "a.geojson", content)
     reader = Geojson.find(tmp_path)
-    assert np.array_equal(read(reader)[0], label) and reader.colors == {"house": [1, 2, 3]}
+    assert np.array_equal(read(reader)[0], label) and reader.colors == {"house": "#010203"}
 
 
 @pytest.mark.parametrize("kind", ["labelme", "yolo", "geojson", "coco"])
@@ -407,7 +429,7 @@ def test_photos_without_an_annotation(kind, tmp_path, capsys):
     assert lines_with(capsys.readouterr().out, "d.jpg", "--background-without-annotation")
     assert run(tmp_path, *flags, "--background-without-annotation") == 0
     out = capsys.readouterr().out
-    assert "left out" not in out and lines_with(out, "note", 1, "d.jpg")
+    assert "left out" not in out and lines_with(out, "note", "d.jpg: a photo without")
     found = {name[-1]: label for name, label in label_maps(tmp_path).items()}
     assert not found["d"].any() and all(found[name].any() for name in "abc")
 

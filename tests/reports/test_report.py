@@ -24,10 +24,9 @@ from mmseg_ext.reports import RunResultsHook, results_hook
 
 # The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg
-from mmseg_ext.reports.groups import group_runs
 from mmseg_ext.reports.page import overview, page, scores_text
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
-from mmseg_ext.reports.scores import class_scores
+from mmseg_ext.reports.scores import class_scores, group_runs
 from tests.configs import CONFIGS
 from tests.engine.runs import train_here, write_config
 from tests.messages import lines_with

@@ -9,8 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, reading
-from mmseg_ext.own_dataset.annotations.codes import color_of
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, reading
 
 _COLOR = r"(?P<key>\d+[\s,]+\d+[\s,]+\d+)"  # 64, 0, 128
 _LINE = "(?P<key>)(?P<name>.+)"
@@ -36,7 +35,11 @@ def find_names(
     The file is next to masks or at most two folders above all. `texts` has the text of each code
     of the masks. Texts that no mask has get names, too.
     """
-    file = _find_file(masks)
+    folders = {path.parent for path in masks}
+    common = Path(os.path.commonpath(folders))
+    places = (*sorted(folders), common, *common.parents[:2])
+    files = (folder / name for name in _FILES for folder in places)
+    file = next(filter(Path.is_file, files), None)
     if file is None:
         return {}, []
     named = _name_texts(_read(file), texts)
@@ -46,36 +49,25 @@ def find_names(
     return named, [f"names of classes: {file}, unless --classes or an earlier run has others"]
 
 
-def _find_file(masks: Collection[Path]) -> Path | None:
-    folders = {path.parent for path in masks}
-    common = Path(os.path.commonpath(folders))
-    for name in _FILES:
-        for folder in (*sorted(folders), common, *common.parents[:2]):
-            if (folder / name).is_file():
-                return folder / name
-    return None
-
-
 def _read(file: Path) -> list[tuple[str, str]]:
     """Return the name and the key of each line: #rrggbb, a value, or nothing."""
     found = []
-    if file.suffix == ".json":
-        with reading(file):
+    with reading(file):
+        if file.suffix == ".json":
             content = json.loads(file.read_bytes())
-            colors = content.get("segmentation_colors") or content["label_map"]
-            for name, key in zip(content["label_map"].values(), colors, strict=True):
-                is_color = isinstance(key, list)
-                found.append(
-                    (str(name), "#{:02x}{:02x}{:02x}".format(*key) if is_color else str(key))
-                )
-        return found
-    for line in file.read_text(encoding="utf-8-sig", errors="replace").splitlines():
-        if match := re.fullmatch(_FILES[file.name], line.strip()):
-            values = list(map(int, re.findall(r"\d+", match["key"])))
-            key = "".join(map(str, values))
-            if len(values) == 3:
-                key = "#{:02x}{:02x}{:02x}".format(*values)
-            found.append((match["name"].strip(), key))
+            keys = content.get("segmentation_colors") or content["label_map"]
+            lines = list(zip(content["label_map"].values(), keys, strict=True))
+        else:
+            text = file.read_text(encoding="utf-8-sig", errors="replace")
+            fits = [re.fullmatch(_FILES[file.name], line.strip()) for line in text.splitlines()]
+            lines = [(fit["name"].strip(), re.findall(r"\d+", fit["key"])) for fit in fits if fit]
+        for name, key in lines:
+            if isinstance(key, list):  # R, G and B, or a value
+                numbers = list(map(int, key))
+                key = "".join(map(str, numbers))
+                if len(numbers) == 3:
+                    key = "#{:02x}{:02x}{:02x}".format(*numbers)
+            found.append((str(name), str(key)))
     return found
 
 
@@ -84,7 +76,7 @@ def _name_texts(lines: Sequence[tuple[str, str]], texts: Mapping[int, str]) -> d
     present = set(texts.values())
     text_of_color = {}
     for code in sorted(texts, reverse=True):
-        text_of_color[f"#{color_of(code):06x}"] = texts[code]
+        text_of_color[f"#{code & 0xFFFFFF:06x}"] = texts[code]
     named = {text_of_color.get(key, key): name for name, key in lines if key}
     if len(present & named.keys()) < 2:
         named = {}

@@ -6,7 +6,7 @@ panoptic file describes the colors of PNG files, which are in a folder with its 
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ import numpy as np
 
 from mmseg_ext.errors import LabelError
 from mmseg_ext.images.files import files_below
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
-from mmseg_ext.own_dataset.annotations.codes import color_of, read_mask
 from mmseg_ext.own_dataset.annotations.formats import require_no_other
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, at_image_size
+from mmseg_ext.own_dataset.annotations.masks import at_image_size, color_of, read_mask
 from mmseg_ext.own_dataset.annotations.polygons import (
     Shape,
     ShapeFiles,
@@ -26,7 +24,13 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
-from mmseg_ext.own_dataset.matching import Key, key_of, split_in
+from mmseg_ext.own_dataset.annotations.reader import (
+    BACKGROUND,
+    Annotation,
+    IndexMap,
+    reading,
+)
+from mmseg_ext.own_dataset.item import Key, key_of, split_in
 
 
 @dataclass
@@ -36,6 +40,8 @@ class Coco(ShapeFiles):
     flag = "--coco"
     suffixes = (".json",)
     names_images = True
+
+    stuff: Collection[str] = ()  # labels that are not things, so with `objects` they are none
 
     @classmethod
     def find(cls, paths: Sequence[Path]) -> "Coco":
@@ -56,7 +62,7 @@ class Coco(ShapeFiles):
             files += found
         annotations: list[Annotation] = []
         names: dict[str, None] = {}  # in order, without repetitions
-        notes, objects = [], []
+        notes, objects, stuff = [], [], set()
         for path in files:
             with reading(path, cls.flag):
                 content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
@@ -64,6 +70,9 @@ class Coco(ShapeFiles):
                 names.update(dict.fromkeys(categories.values()))
                 notes += notes_on_equal(categories, path)
                 objects += content["annotations"]
+                for entry in content["categories"]:
+                    if entry.get("isthing") == 0:
+                        stuff.add(label_of(entry["name"]))
                 split = split_in(path.stem)  # instances_val.json: its images are of the split val
                 if path not in paths:  # val/_annotations.coco.json
                     split = split or split_in(path.parent.name)
@@ -72,7 +81,7 @@ class Coco(ShapeFiles):
         if objects and not any(drawn):
             text = f"has only boxes or points ({len(objects)} in all files)"
             raise LabelError(f"{files[0]}: {text}; export polygons or masks")
-        return cls(annotations, names=list(names), notes=notes)
+        return cls(annotations, names=list(names), notes=notes, stuff=stuff)
 
     def has_objects(self, annotation: Annotation) -> bool:
         return annotation.content is None or bool(annotation.content[1])
@@ -82,7 +91,7 @@ class Coco(ShapeFiles):
         for item in objects:
             if isinstance(item, dict) and "segments_info" in item:
                 with reading(annotation.path, self.flag, annotation.image_name):
-                    return _read_panoptic(annotation.path, item, categories, sizes)
+                    return self._read_panoptic(annotation.path, item, categories, sizes)
         return super().read(annotation, sizes)
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
@@ -93,32 +102,40 @@ class Coco(ShapeFiles):
         has_wrong_sides = by_label_studio and declared == (width, height)
         shapes = []
         for item in objects:
-            label, form = categories[item["category_id"]], item.get("segmentation")
+            label, form = categories[item["category_id"]], item.get("segmentation") or []
+            if self.objects and label in self.stuff:
+                label = BACKGROUND
+            # Polygons are x, y, x, y, ..., a list of these, or points (x, y).
             if isinstance(form, dict):
                 shapes.append(Shape(label, run_lengths=form))
+            elif form and not isinstance(form[0], list):
+                shapes.append(Shape(label, [form]))
+            elif len(form) > 2 and all(len(part) == 2 for part in form):
+                shapes.append(Shape(label, [np.ravel(form).tolist()]))
             else:
-                shapes.append(Shape(label, _polygons(form or [])))
+                shapes.append(Shape(label, [polygon for polygon in form if polygon]))
             if has_wrong_sides:
                 factors = width / height, height / width
                 parts = [np.reshape(part, (-1, 2)) * factors for part in shapes[-1].polygons]
                 shapes[-1].polygons = [part.ravel().tolist() for part in parts]
         return shapes, size if has_wrong_sides else declared
 
-
-def _read_panoptic(
-    path: Path, item: dict[str, Any], categories: dict[Any, str], sizes: Sequence[tuple[int, int]]
-) -> IndexMap:
-    """Return a PNG of a panoptic file: a color is the number of a segment, red its lowest byte."""
-    file = path.with_suffix("") / item["file_name"]
-    if not file.exists():
-        file = path.with_name(item["file_name"])
-    mask = at_image_size(read_mask(file), sizes)
-    labels = {}
-    for segment in item["segments_info"]:
-        color = int(segment["id"]).to_bytes(3, "little")
-        labels[int.from_bytes(color, "big")] = categories[segment["category_id"]]
-    values = [labels.get(color_of(code), BACKGROUND) for code in mask.values]
-    return IndexMap(values, mask.indices, mask.notes)
+    def _read_panoptic(
+        self, path: Path, item: dict[str, Any], categories: dict[Any, str], sizes: Sequence[Size]
+    ) -> IndexMap:
+        """Return a PNG of a panoptic file: a color is the number of a segment, red its low byte."""
+        file = path.with_suffix("") / item["file_name"]
+        if not file.exists():
+            file = path.with_name(item["file_name"])
+        mask = at_image_size(read_mask(file), sizes)
+        labels = {}
+        for segment in item["segments_info"]:
+            color = int(segment["id"]).to_bytes(3, "little")
+            label = categories[segment["category_id"]]
+            if not (self.objects and label in self.stuff):
+                labels[int.from_bytes(color, "big")] = label
+        values = [labels.get(color_of(code), BACKGROUND) for code in mask.values]
+        return IndexMap(values, mask.indices, mask.notes)
 
 
 def _categories(content: dict[str, Any]) -> dict[Any, str]:
@@ -157,12 +174,3 @@ def _annotations(
         yield Annotation(key, (path,), entry["file_name"], image)
     for number in sorted(objects.keys() - known):  # they will be listed as left out
         yield Annotation(Key(file_split, ""), (path,), f"of id {number}")
-
-
-def _polygons(form: list) -> list[list[float]]:
-    """Return polygons as x, y, x, y, ... from a list of these, several lists, or points (x, y)."""
-    if form and not isinstance(form[0], list):
-        return [form]
-    if len(form) > 2 and all(len(part) == 2 for part in form):
-        return [np.ravel(form).tolist()]
-    return [polygon for polygon in form if polygon]

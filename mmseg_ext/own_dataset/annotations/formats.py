@@ -59,7 +59,7 @@ _FORMATS = (
 def format_of(path: Path, flag: str = "") -> str:
     """Return the format of a file that cannot be read, and the next step.
 
-    Nothing, if the format is unknown or the one of `flag`.
+    Nothing, if the format is unknown or `flag` reads it.
     """
     name, text = path.name.lower(), ""
     if name.endswith(_TEXTS):

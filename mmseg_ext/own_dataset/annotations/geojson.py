@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
+from mmseg_ext.own_dataset.annotations.reader import Annotation
 
 
 class Geojson(ShapeFiles):
@@ -37,7 +37,7 @@ class Geojson(ShapeFiles):
             return Shape(name, skipped="shape without a classification")
         label = label_of(name)
         if "color" in classification:
-            self.colors[label] = classification["color"]
+            self.colors[label] = "#{:02x}{:02x}{:02x}".format(*classification["color"])
         return Shape(label, list(map(_join_rings, [parts] if kind == "Polygon" else parts)))
 
 

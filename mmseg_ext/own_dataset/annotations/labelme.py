@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation
 from mmseg_ext.own_dataset.annotations.polygons import Shape, ShapeFiles, Size, label_of
+from mmseg_ext.own_dataset.annotations.reader import Annotation
 
 _CIRCLE = 720  # corners, within 1e-5 of the radius
 

@@ -1,41 +1,49 @@
 """Folders of masks: images in which each class, or each object, has its own value or color.
 
-A value is a code (`codes`). Codes become numbers: colors 0xRRGGBB if a mask is colored or palettes
-disagree on an index, else gray values and indices.
+The pixels of a mask file are read as codes: integers that keep all a pixel can mean. A code is
+`kind << 40 | index << 24 | color`: a gray value 7 is 7 << 24 | 0x070707, the palette index 2 of red
+is 1 << 40 | 2 << 24 | 0xFF0000, and red itself is 2 << 40 | 255 << 24 | 0xFF0000. After all masks
+are read, codes become numbers: colors 0xRRGGBB if a mask is colored or palettes disagree on an
+index, else gray values and indices. The index of a color is its largest part, so 0 is black, as the
+index 0 of gray values and of most palettes.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
+import torch
 
-from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import join_names
-from mmseg_ext.own_dataset.annotations.annotation import BACKGROUND, Annotation, reading
+from mmseg_ext.images.files import read
+from mmseg_ext.images.values import Photo, is_tiff
 from mmseg_ext.own_dataset.annotations.class_names import find_names
-from mmseg_ext.own_dataset.annotations.codes import (
-    COLOR,
-    NODATA,
-    PALETTE,
-    color_of,
-    index_of,
-    is_gray,
-    kind_of,
-    read_mask,
-)
-from mmseg_ext.own_dataset.annotations.index_map import (
+from mmseg_ext.own_dataset.annotations.reader import (
+    BACKGROUND,
+    Annotation,
     IndexMap,
+    Legend,
+    Reader,
     StoredMap,
-    at_image_size,
-    index_map,
+    legend_of_names,
+    reading,
+    require_size,
+    values_of,
 )
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
-from mmseg_ext.own_dataset.matching import MASK_SUFFIXES, keyed_files
-from mmseg_ext.own_dataset.selection import evenly
+from mmseg_ext.own_dataset.item import MASK_SUFFIXES, evenly, keyed_files
 
+PALETTE, COLOR = 1, 2  # kinds of codes; gray is 0
+NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data
+_BLACK = COLOR << 40
+_BOTH_BLACK = (
+    "a mask has transparent and black pixels, which are one class; if black is another one, save "
+    "it in a color"
+)
+_RGB = np.array([0x10000, 0x100, 1])
 _FEW = 4  # values; fewer are no numbers of objects
 _MANY = 10  # values; so many that number objects are no classes, unless these are named
 _BLENDS = 3  # values; fewer can be classes at borders
@@ -43,33 +51,52 @@ _MOST_SHOWN = 20  # classes; so many of blends are no table that a user can read
 _SIDE, _AROUND = 4096, np.ones((3, 3), np.uint8)  # of a mask's part, and of a neighborhood
 _MASKS_LOOKED_AT, _VALUES_LOOKED_AT = 8, 50  # of a mask, to find out whether they number objects
 _CERTAIN, _PERHAPS = "certain", "perhaps"
-OBJECT = "object"
-OBJECT_VALUES = ("no object", OBJECT, "border")
+_RESIZED = "a mask of another size than its photo, in the same proportions, was resized to it"
 
 
 @dataclass
 class Masks(Reader):
-    """Masks with a gray value, palette index or color for each class."""
+    """Masks with a gray value, palette index or color for each class or for each object.
+
+    With `objects` an image can also have a mask for each object.
+    """
 
     suffixes = MASK_SUFFIXES
     ignored = ("nodata",)
-    other_folder = "SegmentationObject"
     can_have_classes = True
     has_background = False
 
     binary: bool = False  # see `read_mask`
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+        paths, notes, codes = annotation.paths, [], np.zeros(1, int)
         with reading(annotation.path):
-            found = at_image_size(read_mask(annotation.path, self.binary), sizes)
-            for path in annotation.paths[1:]:
-                found = _larger(found, at_image_size(read_mask(path, self.binary), sizes))
+            for number, path in enumerate(paths, start=1):
+                found = at_image_size(read_mask(path, self.binary), sizes)
+                notes += found.notes
+                if len(paths) > 1:  # parts, of which the larger code counts, or an object each
+                    own = np.array(found.values)[found.indices]
+                    if self.objects:
+                        own = np.where(index_of(own) > 0, number << 24, 0)
+                    codes = np.maximum(codes, own)
+            if len(paths) > 1:
+                found = index_map(codes)
+        found.notes = list(dict.fromkeys(notes))
+        if self.objects:
+            special = {code: BACKGROUND for code in found.values if not index_of(code)}
+            if NODATA in special:
+                special[NODATA] = self.ignored[0]
+            found.values = [special.get(code, code) for code in found.values]
         return found
 
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         every = values_of(maps)
         codes = every - {NODATA}
-        colored = _colors_count(codes)
+        # Colors count if a mask has others than gray, or if palettes disagree on an index.
+        of_palettes = [index_of(code) for code in codes if code >> 40 == PALETTE]
+        colored = len(set(of_palettes)) < len(of_palettes)
+        grays = [code for code in codes if color_of(code) % 0x10101 == 0]
+        colored = colored or any(code >> 40 == COLOR for code in codes.difference(grays))
         number_of = color_of if colored else index_of
         labels = {}
         for number in sorted(set(map(number_of, codes))):
@@ -77,10 +104,13 @@ class Masks(Reader):
         texts = {code: labels[number_of(code)] for code in codes}
         masks = {path for part in maps for path in part.annotation.paths}
         names, notes = find_names(masks, texts)
-        colors = _colors(texts)
+        # A palette's color comes last: it counts, not the black of transparent pixels.
+        colors = {}
+        for code in sorted(codes, reverse=True) if len(grays) < len(codes) else ():
+            colors[texts[code]] = f"#{color_of(code):06x}"
         for text in names:  # also of classes that no mask has
             if text.startswith("#"):
-                colors.setdefault(text, list(bytes.fromhex(text[1:])))
+                colors.setdefault(text, text)
         legend = Legend(labels, texts, colors, notes=notes, names=names)
         _add_hint(legend, maps, number_of)
         if NODATA in every:
@@ -139,68 +169,122 @@ class ClassMasks(Reader):
         return legend_of_names(list(dict.fromkeys([BACKGROUND, *names])))
 
 
-class ObjectMasks(Reader):
-    """Masks with a number or color for each object, or a mask for each object.
+def index_of(code: Any) -> Any:
+    """Return the gray value, the index or the largest part of a color."""
+    return code >> 24 & 0xFFFF
 
-    The values are those of `NucleiDataset`: no object, object, and border where two are close.
+
+def color_of(code: Any) -> Any:
+    """Return the color 0xRRGGBB."""
+    return code & 0xFFFFFF
+
+
+def read_mask(path: Path, binary: bool = False) -> IndexMap:
+    """Return a mask file as an index map whose values are codes; one can be there twice.
+
+    With `binary` the brighter half of the values becomes white, and the others black.
+
+    Raises:
+        UnreadableFileError: if the file does not decode.
+        ValueError: if it is not a mask.
     """
+    data = path.read_bytes()
+    if data.startswith(b"\xff\xd8") and not binary:
+        raise ValueError("JPEG changes a mask; export PNG, or if all are black and white, --binary")
+    pixels = read(data, str(path), indices=not binary)
+    if is_tiff(data):
+        pixels = pixels.upright()
+    missing = np.zeros(pixels.values.shape[:2], bool)
+    if pixels.missing:  # many programs declare 0, which is mostly the background
+        missing = pixels.without_data()
+        pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
+    values = _whole_numbers(pixels)
+    if binary:
+        is_white = values.max(2, keepdims=True) > np.iinfo(values.dtype).max // 2
+        values = np.where(is_white, np.uint8(255), np.uint8(0))
+    if values.shape[2] == 1:
+        found = index_map(values[..., 0])
+        own = np.array(found.values)
+        codes = own << 24 | own.clip(0, 255) * 0x10101
+        if pixels.palette is not None:  # (N, 4) RGBA
+            colors = pixels.palette[own]
+            codes = PALETTE << 40 | own << 24 | colors[:, :3] @ _RGB
+            codes[colors[:, 3] == 0] = _BLACK
+    else:
+        if values.max() > 255:  # of 16 bits, which mostly repeat 8
+            if (values % 257).any():
+                raise ValueError("colors of 16 bits; save them with 8 bits")
+            values = values // 257
+        red, green, blue = np.moveaxis(values.astype(np.int32), 2, 0)
+        found = index_map(red << 16 | green << 8 | blue)
+        own = np.array(found.values)
+        largest = np.maximum.reduce([own >> 16, own >> 8 & 255, own & 255])
+        codes = COLOR << 40 | largest << 24 | own
+    found.values = codes.tolist()
+    transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
+    if not (transparent | missing).any():
+        return found
+    codes = np.array(found.values)[found.indices]
+    notes = []
+    if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
+        notes.append(_BOTH_BLACK)
+    codes[transparent] = _BLACK  # an eraser leaves any color
+    codes[missing] = NODATA
+    marked = index_map(codes)
+    marked.notes = notes
+    return marked
 
-    suffixes = MASK_SUFFIXES
-    class_names = ("background", "object", "border")
-    other_folder = "SegmentationClass"
-    has_background = False
 
-    def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
-        with reading(annotation.path):
-            mask = at_image_size(read_mask(annotation.path), sizes)
-            if len(annotation.paths) == 1:
-                numbers = mask.indices.astype(np.uint16) + 1
-                numbers[~_objects(mask)] = 0
-            else:
-                numbers = _objects(mask).astype(np.uint16)
-                for number, path in enumerate(annotation.paths[1:], start=2):
-                    numbers[_objects(at_image_size(read_mask(path), sizes))] = number
-            return IndexMap(OBJECT_VALUES, draw_labels(numbers), mask.notes)
-
-    def describe(self, maps: Sequence[StoredMap]) -> Legend:
-        return legend_of_names(OBJECT_VALUES)
-
-
-def _objects(mask: IndexMap) -> np.ndarray:
-    """Return which pixels of a mask are not black, (H, W)."""
-    return (index_of(np.array(mask.values)) > 0)[mask.indices]
+def _whole_numbers(pixels: Photo) -> np.ndarray:
+    """Return the values without alpha, (H, W, 1 or 3), uint8 or uint16."""
+    values = pixels.values
+    if values.dtype == bool:
+        values = np.where(values, np.uint8(255), np.uint8(0))  # white is 255 in files of 8 bits
+    if pixels.alpha:
+        values = np.delete(values, pixels.alpha, axis=2)
+    if values.shape[2] not in (1, 3):
+        raise ValueError(f"{values.shape[2]} bands; a mask has a value or a color in each pixel")
+    if values.dtype in (np.uint8, np.uint16):
+        return values
+    with np.errstate(invalid="ignore"):  # NaN, which differs from its integer
+        numbers = values.astype(np.int64)
+    if (numbers != values).any() or numbers.min() < 0 or numbers.max() > 0xFFFF:
+        found = f"{values.dtype} values from {values.min()} to {values.max()}"
+        raise ValueError(f"{found}; save whole numbers of 0 to 65535")
+    return numbers.astype(np.uint16)
 
 
-def _larger(mask: IndexMap, other: IndexMap) -> IndexMap:
-    """Return the larger code of two masks in each pixel."""
-    codes = np.array(mask.values)[mask.indices]
-    larger = index_map(np.maximum(codes, np.array(other.values)[other.indices]))
-    larger.notes = mask.notes
-    return larger
+def index_map(values: np.ndarray) -> IndexMap:
+    """Return the index map of an array of integers (H, W), with ascending values."""
+    if values.dtype.itemsize <= 2:  # a table is faster than a search
+        present = np.flatnonzero(np.bincount(values.ravel()))
+        table = np.zeros(present[-1] + 1, np.min_scalar_type(len(present)))
+        table[present] = np.arange(len(present))
+        return IndexMap(present.tolist(), table[values])
+    # np.unique sorts all pixels.
+    present = torch.from_numpy(values).unique_consecutive().unique().numpy()
+    return IndexMap(present.tolist(), np.searchsorted(present, values))
 
 
-def _colors_count(codes: Collection[int]) -> bool:
-    """Return whether masks have colors other than gray, or palettes disagree on an index."""
-    indices = set()
-    for code in codes:
-        if kind_of(code) == COLOR and not is_gray(code):
-            return True
-        if kind_of(code) == PALETTE:
-            if index_of(code) in indices:
-                return True
-            indices.add(index_of(code))
-    return False
+def at_image_size(found: IndexMap, sizes: Sequence[tuple[int, int]]) -> IndexMap:
+    """Return an index map at one of the sizes (height, width) that its image may have.
 
+    A mask in the proportions of the image is resized with nearest neighbor: some factor makes both
+    sides of the image, rounded up or down, equal to the mask's. A single side that differs is a
+    part that was cut off.
 
-def _colors(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the RGB color of each text of these codes; none if no palette or color is there."""
-    if all(map(is_gray, texts)):
-        return {}
-    colors = {}
-    # A palette's color comes last: it counts, not the black of transparent pixels.
-    for code in sorted(texts, reverse=True):
-        colors[texts[code]] = list(color_of(code).to_bytes(3, "big"))
-    return colors
+    Raises:
+        ValueError: if the proportions differ.
+    """
+    height, width = found.indices.shape
+    for side, other in sizes if (height, width) not in sizes else ():
+        is_cut = side == height or other == width
+        if not is_cut and abs(height * other - width * side) < side + other:
+            indices = found.indices.astype(np.int32)
+            indices = cv2.resize(indices, (other, side), interpolation=cv2.INTER_NEAREST_EXACT)
+            return IndexMap(found.values, indices, [*found.notes, _RESIZED])
+    require_size((height, width), sizes)
+    return found
 
 
 def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> None:
@@ -229,7 +313,7 @@ def _add_hint(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) ->
 
 
 def _hint_at_blends(legend: Legend, maps: Sequence[StoredMap], number_of: Callable) -> str:
-    """Return a hint if values are mostly between others at borders, or alone, as noise of JPEG."""
+    """Return a hint if values are mostly between others at borders, or single pixels of noise."""
     labels, texts = legend.labels, legend.texts
     if len(labels) < _BLENDS + 2:
         return ""
@@ -276,29 +360,21 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     several = np.flatnonzero(counts > 1).tolist()
     if len(every) < _FEW or not several:
         return ""
-    some = [maps[i] for i in several]
     is_gray, differ = number_of is index_of, len(set(counts)) > 1
     from_one = sum(max(numbers_of_maps[i]) == counts[i] for i in several) > 0.9 * len(several)
     in_few = counts.sum() < 2 * len(every)
     in_all = counts.sum() == len(maps) * len(every)
-    are_counted = differ and (from_one or in_few)
-    if is_gray and are_counted and _count_regions(some, number_of).mean() <= 1.2:
-        return _CERTAIN
-    if is_gray and max(every) > 255:  # as 26001 is a car
-        return _PERHAPS
-    if len(every) < _MANY:
-        return ""
-    if (in_few or in_all) and (_count_regions(some, number_of) == 1).mean() > 0.6:
-        return _PERHAPS
-    return ""
-
-
-def _count_regions(maps: Sequence[StoredMap], number_of: Callable) -> np.ndarray:
-    """Return the number of regions of each value but 0 in some masks, (N,)."""
-    regions = []
-    for part in evenly(maps, _MASKS_LOOKED_AT):
+    are_counted = is_gray and differ and (from_one or in_few)
+    can_be_many = len(every) >= _MANY and (in_few or in_all)
+    regions = []  # of each value of some masks
+    looked_at = evenly(several, _MASKS_LOOKED_AT if are_counted or can_be_many else 0)
+    for part in (maps[i] for i in looked_at):
         numbers = number_of(np.array(part.values)).astype(np.int32)
         mask = numbers[part.load()]  # (H, W)
         for number in evenly(sorted({*numbers.tolist()} - {0}), _VALUES_LOOKED_AT):
             regions.append(cv2.connectedComponents((mask == number).view(np.uint8))[0] - 1)
-    return np.array(regions)
+    if are_counted and np.mean(regions) <= 1.2:
+        return _CERTAIN
+    if is_gray and max(every) > 255:  # as 26001 is a car
+        return _PERHAPS
+    return _PERHAPS if can_be_many and np.mean(np.equal(regions, 1)) > 0.6 else ""

@@ -20,14 +20,18 @@ from PIL import Image, UnidentifiedImageError
 
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.values import any_size
-from mmseg_ext.own_dataset.annotations.annotation import (
+from mmseg_ext.own_dataset.annotations.reader import (
     BACKGROUND,
     Annotation,
+    IndexMap,
+    Legend,
+    Reader,
+    StoredMap,
+    legend_of_names,
     reading,
     require_size,
+    values_of,
 )
-from mmseg_ext.own_dataset.annotations.index_map import IndexMap, StoredMap
-from mmseg_ext.own_dataset.annotations.reader import Legend, Reader, legend_of_names, values_of
 
 Size = tuple[int, int]  # height and width
 _NUMBERED = re.compile(r"(.*[^\d\W])[\W_]*\d+")  # yolk1, yolk 2
@@ -54,7 +58,7 @@ class ShapeFiles(Reader):
     is_upright: ClassVar[bool] = False  # whether the tools draw on photos as EXIF rotates them
 
     names: Sequence[str] = ()  # labels in the order of the classes, which precede others
-    colors: dict[str, list[int]] = field(default_factory=dict)  # RGB of labels that were read
+    colors: dict[str, str] = field(default_factory=dict)  # #rrggbb of labels that were read
     notes: Sequence[str] = ()
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple[Any, Any]]:
@@ -67,7 +71,7 @@ class ShapeFiles(Reader):
             size = sizes[0]
             if not self.is_upright or declared != size:
                 size = _size_of(shapes, declared, sizes)
-            found = _draw(shapes, size, self.small_last)
+            found = _draw(shapes, size, self.small_last, self.objects)
             is_unknown = bool(shapes) and not all(declared) and size != sizes[-1]
             if is_unknown and all(_fits(shape, sizes[-1]) for shape in shapes):
                 found.notes = [*found.notes, _NO_SIZE]
@@ -90,8 +94,9 @@ class ShapeFiles(Reader):
         many = [same for same in numbered.values() if len(same) > _MANY]
         if many:
             legend.hint = (
-                f"{join_names(many[0])} are perhaps objects of one class; if they are, write one "
-                "name as the class of each in data/classes.csv of the project and run again"
+                f"{join_names(many[0])} are perhaps objects of one class; to count them, start a "
+                "new project with --objects, else write one name as the class of each in "
+                "data/classes.csv and run again"
             )
         legend.colors = {text: self.colors[text] for text in legend.texts if text in self.colors}
         return legend
@@ -114,8 +119,11 @@ def notes_on_equal(labels: Mapping[Any, str], path: Path) -> list[str]:
     ]
 
 
-def _draw(every: Sequence[Shape], size: Size, small_last: bool) -> IndexMap:
-    """Return shapes on an image. The values are the labels, also of shapes that others cover."""
+def _draw(every: Sequence[Shape], size: Size, small_last: bool, objects: bool) -> IndexMap:
+    """Return shapes on an image. The values are the labels, also of shapes that others cover.
+
+    With `objects` each shape has its own index.
+    """
     shapes, notes = [], []
     for shape in every:
         if shape.polygons and max(map(len, shape.polygons)) < 6:
@@ -126,10 +134,12 @@ def _draw(every: Sequence[Shape], size: Size, small_last: bool) -> IndexMap:
             shapes.append(shape)
     if small_last:  # the order means nothing: a house after its windows would cover them
         shapes.sort(key=lambda shape: _area(shape, size), reverse=True)
-    labels = {BACKGROUND: 0}
+    labels = [BACKGROUND]
     indices = np.zeros(size, np.min_scalar_type(len(shapes)))
     for shape in shapes:
-        index = labels.setdefault(shape.label, len(labels))
+        if objects or shape.label not in labels:
+            labels.append(shape.label)
+        index = len(labels) - 1 if objects else labels.index(shape.label)
         if shape.patch is not None:
             indices[_patch_pixels(shape.patch, size)] = index
         elif shape.run_lengths is not None:
@@ -142,7 +152,7 @@ def _draw(every: Sequence[Shape], size: Size, small_last: bool) -> IndexMap:
             raise ValueError(f"a {shape.label} has no polygon, as in a file for boxes")
     if len(labels) > 1 and not indices.any():
         notes.append("no shape covers a pixel of its photo: are the coordinates its pixels?")
-    return IndexMap(list(labels), indices, notes)
+    return IndexMap(labels, indices, notes)
 
 
 def _size_of(
@@ -215,7 +225,9 @@ def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
         try:
             png = Image.open(io.BytesIO(base64.b64decode(patch["mask"])))
         except (ValueError, UnidentifiedImageError):  # their texts do not name the shape
-            raise ValueError(f"the mask of a {patch['label']} is no image; draw it again") from None
+            raise ValueError(
+                f"the mask of a {patch['label']} is not an image; draw it again"
+            ) from None
     with png:
         left, top = map(round, patch["points"][0])
         canvas.paste(png.convert("L"), (left, top))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from mmseg_ext.own_dataset.annotations.annotation import Annotation, reading
 from mmseg_ext.own_dataset.annotations.polygons import (
     Shape,
     ShapeFiles,
@@ -22,6 +21,7 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
+from mmseg_ext.own_dataset.annotations.reader import Annotation, reading
 
 _OTHER = re.compile(r"classes\.txt$|README\b", re.I)  # files of tools without annotations
 
@@ -72,7 +72,7 @@ class Yolo(ShapeFiles):
 def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return a file with names, `data.yaml` or `classes.txt`, and its content.
 
-    It is in the folder or at most two above; one of YAML counts before a list.
+    It is in the folder or at most two above; a YAML file counts before a list.
     """
     places = (folder, *folder.absolute().parents[:2])
     for place in places:
