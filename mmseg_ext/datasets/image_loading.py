@@ -4,6 +4,7 @@ This module needs mmcv but not mmsegmentation, so mmdetection and mmpretrain can
 """
 
 import warnings
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,7 +12,7 @@ from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, orientation, read, read_bytes
-from mmseg_ext.images.values import ValueRange, is_deep, is_tiff, turned
+from mmseg_ext.images.values import Photo, ValueRange, is_deep, is_tiff, turned
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
@@ -63,7 +64,8 @@ class CheckedLoadImage(LoadImageFromFile):
         If the results have a `photo`, it replaces the file, which `img_path` then only names.
         """
         path = results["img_path"]
-        photo, content = results.pop("photo", None), results.pop("content", None)
+        photo: Photo | None = results.pop("photo", None)
+        content: Any = results.pop("content", None)  # bytes
         has_labels = bool(results.get("seg_map_path"))
         rotates = not has_labels and not self.color_type.endswith("ignore_orientation")
         if photo is None and content is None:

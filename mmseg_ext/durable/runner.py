@@ -185,9 +185,9 @@ class DurableRunner(Runner):
     def load_or_resume(self) -> None:
         self._find_checkpoint()
         super().load_or_resume()
-        is_training = isinstance(self.optim_wrapper, OptimWrapper)  # a test has settings here
-        if is_training and not resumes(self):  # a resumed run continues as it began
-            for one in single_wrappers(self.optim_wrapper):
+        wrapper = self.optim_wrapper  # a test has settings here
+        if isinstance(wrapper, OptimWrapper) and not resumes(self):  # else it continues as it began
+            for one in single_wrappers(wrapper):
                 select_fused_steps(one.optimizer, self.model)
 
     def resume(self, filename: str, *args, **kwargs) -> None:

@@ -335,7 +335,7 @@ def exif_orientation(image: Image.Image, data: bytes | None = None) -> int:
             if profile is None and name in image.info:
                 profile = bytes.fromhex("".join(image.info[name].split("\n")[3:]))
         tags = Image.Exif()
-        tags.load(profile)
+        tags.load(profile or b"")
         return orientation_in(tags)
     return 1
 

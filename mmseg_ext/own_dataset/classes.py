@@ -12,6 +12,7 @@ an edit renames, merges, ignores and orders them. Further runs follow the file; 
 
 import csv
 import io
+import itertools
 import json
 import re
 import unicodedata
@@ -245,7 +246,8 @@ def _follow(
         elif are_names:
             name = text
         elif not legend.names and not (text == str(IGNORED) and _is_255_ignored(legend.labels)):
-            name = f"class_{len(found)}"
+            free = (f"class_{i}" for i in itertools.count(len(found)))
+            name = next(name for name in free if name not in found)  # a user can have named one so
         if name and name not in found:
             found.append(name)
         becomes = f"class {found.index(name)}, {name}" if name else "ignored"

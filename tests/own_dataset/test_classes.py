@@ -219,6 +219,12 @@ def test_255_with_the_name_of_a_later_value_is_a_note(values, names, noted, tmp_
         assert classes.numbers["255"] == 255 and classes.numbers[str(later)] == later
 
 
+def test_a_new_value_gets_a_name_that_no_class_has(tmp_path):
+    choose(tmp_path, (7, 9, 11), ["class_3", "class_1", "class_4"])
+    classes, _ = choose(tmp_path, (7, 9, 11, 20, 30))
+    assert classes.names == ["class_3", "class_1", "class_4", "class_5", "class_6"]
+
+
 def test_names_wait_for_their_values(tmp_path):
     for values in ((0, 1, 2), (0, 1, 2, 4), (0, 1, 2, 3, 4)):
         classes, notes = choose(tmp_path, values, [*"abcde"])
