@@ -35,7 +35,7 @@ def import_timm() -> ModuleType:
     """
     require_package("timm", "timm")
     try:
-        import timm
+        import timm  # pyright: ignore[reportMissingImports] (an extra)
     except ImportError as error:
         raise StackError(
             f"timm: cannot be imported ({one_line(error, 150)}); install it"
@@ -56,7 +56,7 @@ class TimmEncoder(BaseModule):
         in_channels: channels of the image.
         norm_cfg: the norm of a plain transformer's pyramid.
         init_cfg: see mmengine's `BaseModule`; the names of weights are timm's after `model.`.
-        **kwargs: further arguments of `timm.create_model`, such as `drop_path_rate=0.1`.
+        kwargs: further arguments of `timm.create_model`, such as `drop_path_rate=0.1`.
 
     Raises:
         StackError: if timm is missing.

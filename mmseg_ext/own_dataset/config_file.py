@@ -66,7 +66,7 @@ def write_config(
     train = splits[0]
     # All turns with one flip would be all views; the other flip is for the test.
     views = dict(turn=_TURN if any_side_up else "", ways=json.dumps(_WAYS[: 1 + any_side_up]))
-    parts = _class_parts(project) | _network_parts(start, folder) | views
+    parts: dict[str, Any] = _class_parts(project) | _network_parts(start, folder) | views
 
     # The data: the splits, and the scores of numbered objects.
     parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)

@@ -233,7 +233,9 @@ def _timm_network(name: str, cfg: Any) -> tuple[Start, TimmEncoder]:
         ValueError: unless it returns maps of several strides of any image.
     """
     timm, flag = import_timm(), f"--encoder {name}"
-    arguments = dict(dynamic_img_size=True, strict_img_size=False, drop_path_rate=0.1)
+    arguments: dict[str, Any] = dict(
+        dynamic_img_size=True, strict_img_size=False, drop_path_rate=0.1
+    )
     strides: list[int] | None = None
     while strides is None:
         try:
