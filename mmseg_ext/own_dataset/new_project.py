@@ -116,8 +116,10 @@ def new_project(
     lists = {name: Path(file) for name, file in (split or {}).items()}
     rule = SplitRule(val, test, group, groups, fold, lists)
     config, trains = folder / "config.py", True
-    # A wrong name is found before anything is read. A config that is kept needs no weights.
-    weights = None if config.exists() else starting_weights(start, encoder)
+    # A wrong name is found before anything is read. With a config that is kept, an encoder's file,
+    # which can be gone, is not read again.
+    is_kept = config.exists()
+    weights = None if is_kept and encoder else starting_weights(start, encoder)
     sources = {
         "masks": masks,
         "coco": coco,
@@ -136,7 +138,7 @@ def new_project(
     left_out = [f"{note}\n" for note in made.notes if note.rank == Rank.LEFT_OUT]
     write_text("".join(left_out), folder / "left_out.txt")
     notes = made.notes
-    if weights is None:
+    if is_kept or weights is None:
         about = "exists, unchanged except for classes"
         if not follow_classes(config, made):
             trains = False

@@ -40,7 +40,6 @@ from mmseg_ext.engine.test_time_views import unseen_views
 from mmseg_ext.errors import CheckpointError
 
 # The config of 5,000 images, for which the command would take minutes.
-from mmseg_ext.own_dataset import config_file
 from mmseg_ext.own_dataset.classes import Classes, Row, read_classes
 from mmseg_ext.own_dataset.config_file import write_config
 from mmseg_ext.own_dataset.item import Item, Key, Notes
@@ -426,7 +425,7 @@ def edit_classes(folder: Path, *lines: str) -> None:
 
 def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     """An edit of `classes.csv` reaches label maps and config; lines that the user added stay."""
-    monkeypatch.setattr(config_file, "LEAST_OBJECTS", 1)
+    monkeypatch.setattr("mmseg_ext.own_dataset.label_maps.LEAST_OBJECTS", 1)
     write_sources(tmp_path, 6)
     assert run(tmp_path) == 0
     before, config = label_maps(tmp_path), tmp_path / "project/config.py"
