@@ -155,6 +155,7 @@ setup(
         "det": DET,
         "cls": CLS,
         "coco": ["pycocotools"],  # for compressed run lengths in annotations of your own
+        "timm": ["timm>=1.0.9"],  # for encoders of timm; needs the torchvision of your torch
         "export": EXPORT,
         "docs": DOCS,
         "test-original": [*MMLAB, "mmdet==3.3.0", *EXPORT, *TEST],

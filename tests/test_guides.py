@@ -5,12 +5,10 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from subprocess import CompletedProcess
-from types import ModuleType, SimpleNamespace
 
 import mmseg
 import pytest
@@ -18,13 +16,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.structures import PixelData
-from mmseg.models.backbones import timm_backbone
 from mmseg.structures import SegDataSample
 from PIL import Image
-from torch import nn
 
-from mmseg_ext import commands
-from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from tests.commands.test_tools import write_command
 from tests.datasets.trees import make_tree
 from tests.engine.runs import ROOT, free_port, run, run_script, write_images
@@ -183,54 +177,6 @@ def apply(diff: str, text: str) -> str:
     old, new = ("".join(re.findall(rf"^[ {sign}](.*\n)", diff, re.M)) for sign in ("-", "+"))
     assert text.count(old) == 1
     return text.replace(old, new)
-
-
-class StandIn(ModuleType):
-    """What mmsegmentation's `TIMMBackbone` and the page use of timm."""
-
-    class Model(nn.Module):
-        def __init__(self, in_chans=3, out_indices=(0, 1, 2, 3, 4)):
-            super().__init__()
-            widths = [8 * 2**i for i in out_indices]
-            self.feature_info = SimpleNamespace(channels=lambda: widths)
-            self.maps = nn.ModuleList(
-                nn.Conv2d(in_chans, 8 * 2**i, 1, 2 ** (i + 1)) for i in out_indices
-            )
-
-        def forward(self, x):
-            return [layer(x) for layer in self.maps]
-
-    def create_model(self, model_name, pretrained=False, features_only=False, **arguments):
-        assert model_name == "resnet50" and features_only
-        return self.Model(**{k: v for k, v in arguments.items() if k != "checkpoint_path"})
-
-
-@pytest.mark.parametrize("kind", ["stand-in", "timm"])
-def test_a_backbone_of_timm(kind, clone, monkeypatch):
-    """The page's lines train and test."""
-    timm = pytest.importorskip("timm") if kind == "timm" else StandIn("timm")
-    monkeypatch.setitem(sys.modules, "timm", timm)
-    monkeypatch.setattr(timm_backbone, "timm", timm)
-    write_images(clone)
-    flags = ["--images", str(clone / "images"), "--masks", str(clone / "labels")]
-    assert commands.run("new_project", [str(clone / "project"), *flags]) == 0
-    page, path = (ROOT / "docs/own_dataset.md").read_text(), clone / "project/config.py"
-    for block in re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)[2:]:
-        path.write_text(apply(block, path.read_text()))
-    options = {"train_cfg.max_iters": 1, "default_hooks.checkpoint.interval": 1}
-    options["model.backbone.pretrained"] = False
-    for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
-        options |= {f"{name}.num_workers": 0, f"{name}.persistent_workers": False}
-    runner = build_train_runner(str(path), options)
-    runner.train()
-    widths = [8, 16, 32, 64, 128] if kind == "stand-in" else [64, 256, 512, 1024, 2048]
-    neck, head = runner.cfg.model.neck, runner.cfg.model.decode_head
-    assert [head.c1_in_channels, *neck.in_channels] == widths
-    monkeypatch.setitem(sys.modules, "timm", None)  # the run's copy of the config needs no import
-    (copy,) = (clone / "project/work_dir").glob("*/config.py")
-    trained = str(clone / "project/work_dir/iter_1.pth")
-    scores = build_test_runner(str(copy), trained, options).test()
-    assert 0 <= scores["mIoU"] <= 100
 
 
 def test_own_head(clone):

@@ -18,8 +18,9 @@ from mmseg_ext.backbones.eamlp import EAMLP
 from mmseg_ext.backbones.efficientnet_lite import EfficientNetLite
 from mmseg_ext.backbones.lambda_resnet import LambdaResNet
 from mmseg_ext.backbones.rmt import RMT
+from mmseg_ext.backbones.timm_encoder import TimmEncoder
 
-__all__ = ["EAMLP", "RMT", "DeepViT", "EfficientNetLite", "LambdaResNet"]
+__all__ = ["EAMLP", "RMT", "DeepViT", "EfficientNetLite", "LambdaResNet", "TimmEncoder"]
 
 registries = [MODELS]
 if stack_problem() is None:
@@ -27,5 +28,5 @@ if stack_problem() is None:
 
     registries.append(MMSEG_MODELS)
 for registry in registries:
-    for backbone in (DeepViT, EAMLP, EfficientNetLite, LambdaResNet, RMT):
+    for backbone in (DeepViT, EAMLP, EfficientNetLite, LambdaResNet, RMT, TimmEncoder):
         registry.register_module(module=backbone, force=True)  # for a reload of the package

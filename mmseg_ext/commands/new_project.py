@@ -24,6 +24,9 @@ the command again after adding images: it keeps the split and the config.
 which training downloads), a checkpoint of an earlier project, or weights of this project:
 ea_lite0_fpn_nuclei_1600 (microscopy, Apache-2.0), or in a clone ea_lite0_fpn_camvid_1600 (street
 scenes; non-commercial use only, which then also holds for your model).
+
+--encoder takes a network of timm, and --from its weights: a .safetensors or .pth file with timm's
+names, download, or scratch; or a checkpoint of an earlier project with this encoder.
 """,
     )
     parser.add_argument("project", type=Path, help="folder to write")
@@ -61,6 +64,8 @@ scenes; non-commercial use only, which then also holds for your model).
     parser.add_argument("--tiles", action="store_true", help="keep the full resolution")
     turned = "the photos have no top (from above, microscope): training turns them by any angle"
     parser.add_argument("--any-side-up", action="store_true", help=turned)
+    encoder = "a network of timm, such as convnext_tiny.fb_in22k; needs --from"
+    parser.add_argument("--encoder", metavar="NAME", help=encoder)
     parser.add_argument("--from", dest="start", default="imagenet", help="see below")
     return parser
 

@@ -365,6 +365,10 @@ def write_onnx(
     images, shapes = random_images(size, channels=channels), None
     sizes = f"for {size[0]}x{size[1]}"
     if dynamic:  # torch.export makes a size of 1 constant
+        for module in model.modules():
+            if getattr(module, "exports_one_size", False):
+                name = type(module).__name__
+                raise ValueError(f"--dynamic: {name} is exported only for one size; run without it")
         sizes = "with dynamic sizes"
         images = random_images(size, 2, channels)
         any_size = torch.export.Dim.DYNAMIC

@@ -11,33 +11,28 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import cv2
 import numpy as np
 from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
+from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.environment import configs_folder
-from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.inference.objects import BORDER, NO_OBJECTS
-from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, OBJECT, OBJECT_VALUES
+from mmseg_ext.own_dataset.annotations.reader import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
 from mmseg_ext.own_dataset.classes import IGNORED
-from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly
+from mmseg_ext.own_dataset.item import Rank
+from mmseg_ext.own_dataset.label_maps import least_areas
 from mmseg_ext.own_dataset.project import Project
 from mmseg_ext.own_dataset.starting_weights import Start
 from mmseg_ext.own_dataset.summary import Split
 
 LONG_SIDE, CROP = 512, 320  # of the images that the network sees, at most
-STEPS, STEPS_WITH_STEM = 12, 8  # iterations per training image, which take the same time
 LEAST_IMAGES, MOST_ITERATIONS = 50, 20000  # fewer images are trained as long as 50
 VALIDATIONS, LEAST_VALIDATIONS = 10, 2  # in a training
 BATCH = 4
-NARROW, MANY = 8, 0.5  # pixels; share of a class that is not wider, for which tiles are better
+ENCODER = "encoder.safetensors"  # in the project: weights of its encoder
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
-_MAPS_LOOKED_AT, _MAPS_WITH_OBJECTS = 100, 30
 SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
-# `min_area`: percent of the labeled objects that can be smaller, and objects that a class needs.
-_SPECKS, LEAST_OBJECTS = 1, 50
 _WAYS = ["horizontal", "vertical"]
 _TURN = """\
     # By any angle, because photos have no top. Corners without a pixel are ignored.
@@ -71,7 +66,7 @@ def write_config(
     train = splits[0]
     # All turns with one flip would be all views; the other flip is for the test.
     views = dict(turn=_TURN if any_side_up else "", ways=json.dumps(_WAYS[: 1 + any_side_up]))
-    parts = _class_parts(project) | _network_parts(start) | views
+    parts = _class_parts(project) | _network_parts(start, folder) | views
 
     # The data: the splits, and the scores of numbered objects.
     parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)
@@ -116,8 +111,8 @@ def write_config(
         parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
 
     # The length of the training.
-    steps = STEPS_WITH_STEM if start.stem else STEPS
-    iterations = min(steps * max(len(train.items), LEAST_IMAGES) // 100 * 100, MOST_ITERATIONS)
+    iterations = start.steps * max(len(train.items), LEAST_IMAGES) // 100 * 100
+    iterations = min(iterations, MOST_ITERATIONS)
     parts |= dict(iterations=iterations, warmup=iterations // 20, batch=BATCH)
     val = next((split for split in splits if split.name == "val"), train)
     side, trained = None if tiles else parts["side"], iterations * parts["crop"] ** 2
@@ -151,20 +146,25 @@ def _validations(val: Split, side: int | None, trained: int) -> int:
     return int(np.clip(0.1 * BATCH * trained / max(cost, 1), LEAST_VALIDATIONS, VALIDATIONS))
 
 
-def _network_parts(start: Start) -> dict[str, Any]:
-    """Return the parts about the network and its weights."""
+def _network_parts(start: Start, folder: Path) -> dict[str, Any]:
+    """Return the parts about the network and its weights; write those of an encoder to `folder`."""
+    maps, checkpoint = range(len(start.widths)), start.checkpoint
     parts: dict[str, Any] = dict(backbone=start.backbone, widths=start.widths, neck=start.neck)
-    parts |= dict(ea_channels=start.ea_channels, channels=start.channels, rate=start.rate)
-    parts |= dict(pyramid="FPN", in_index=[0, 1, 2, 3], c1="", terms="", load_from=None, init=None)
-    if start.checkpoint:
-        parts["init"] = f'dict(type="Pretrained", checkpoint="{start.checkpoint}")'
+    parts |= dict(ea_channels=start.ea_channels, channels=start.channels)
+    parts |= dict(pyramid="FPN", in_index=list(maps), c1="", levels=len(maps))
     if start.stem:
-        parts |= dict(pyramid="StemFPN", in_index=[1, 2, 3, 4])
+        parts |= dict(pyramid="StemFPN", in_index=[i + 1 for i in maps])
         parts["c1"] = f" c1_in_channels={start.stem},"
-    if start.load_from:
-        parts["load_from"] = json.dumps(start.load_from)
-    if start.terms:
-        parts["terms"] = f"; license: {' '.join(start.terms.split())}"
+    if start.weights:
+        checkpoint = f"{{{{ fileDirname }}}}/{ENCODER}"
+        write_weights(start.weights, folder / ENCODER, about={"license": start.terms})
+    parts["init"] = f'dict(type="Pretrained", checkpoint="{checkpoint}")' if checkpoint else None
+    parts["load_from"] = json.dumps(start.load_from) if start.load_from else None
+    parts["terms"] = f"; license: {' '.join(start.terms.split())}" if start.load_from else ""
+    parts |= dict(rate=start.rate, slower="")
+    if start.backbone_rate != 1:
+        share = f'{{"backbone": dict(lr_mult={start.backbone_rate})}}'
+        parts["slower"] = f",\n                     paramwise_cfg=dict(custom_keys={share})"
     return parts
 
 
@@ -241,7 +241,7 @@ def _class_parts(project: Project) -> dict[str, Any]:
         "classes": json.dumps(names, ensure_ascii=False),
         "palette": project.classes.palette,
         "class_weight": _class_weights(train.pixels / train.pixels.sum()),
-        "min_area": _least_areas(train),
+        "min_area": least_areas(train),
     }
 
 
@@ -263,101 +263,5 @@ def _class_weights(share: np.ndarray) -> list[float] | None:
     return [float(f"{min(weight, 20):.3g}") for weight in weights]
 
 
-def _least_areas(train: Split) -> dict[str, int]:
-    """Return the area in pixels that 99 % of the labeled objects of a class have, by its name.
-
-    An object is a connected component of one of up to thirty label maps. Classes with few objects,
-    such as a ground that is one component of each image, say nothing of the smallest ones.
-    """
-    areas: list[list[int]] = [[] for _ in train.classes]
-    for item in evenly(train.items, _MAPS_WITH_OBJECTS):
-        label = _read_label(item)
-        for i in np.flatnonzero(item.counts[: len(train.classes)]).tolist():
-            of_class = (label == i).view(np.uint8)
-            _, _, stats, _ = cv2.connectedComponentsWithStats(of_class, connectivity=4)
-            areas[i] += stats[1:, cv2.CC_STAT_AREA].tolist()
-    found = {}
-    for name, own in zip(train.classes, areas, strict=True):
-        if len(own) >= LEAST_OBJECTS and name not in NO_OBJECTS:
-            found[name] = int(np.percentile(own, _SPECKS))
-    return found
-
-
-def _read_label(item: Item) -> np.ndarray:
-    """Return an item's label map in the project, (H, W)."""
-    path = item.sample["seg_map_path"]
-    return read(read_bytes(path), path).values[..., 0]
-
-
 def _multiple_of_32(length: float, most: int) -> int:
     return min(most, max(32, int(length) // 32 * 32))
-
-
-def add_note_on_reduction(train: Split, side: int, notes: Notes) -> None:
-    """Add a note on what long sides of `side` do to narrow objects, if an image is reduced.
-
-    In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
-    fits. The most frequent class, gaps that are `background` and a `border`, which is drawn narrow,
-    do not count.
-    """
-    long, most = max(map(max, train.sizes)), train.pixels.argmax()
-    is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
-    is_object[most] = False
-    if long < side + 32 or not is_object.any():  # a side is a multiple of 32
-        return
-    disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
-    pixels, narrow = np.zeros((2, len(train.classes)))
-    for item in evenly(train.items, _MAPS_LOOKED_AT):
-        label = _read_label(item)
-        height, width = label.shape
-        scale = side / max(height, width)
-        if scale >= 1:
-            continue
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-        for i in range(len(train.classes)):
-            part = (label == i).view(np.uint8)
-            wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
-            pixels[i] += part.sum()
-            narrow[i] += (part > wide).sum()
-    share = np.where(is_object, narrow / np.maximum(pixels, 1), -1)
-    worst = int(share.argmax())
-    rank = Rank.HINT
-    found = f"{share[worst]:.0%} of {train.classes[worst]} is at most {NARROW} pixels wide there"
-    if share[worst] > MANY:
-        rank = Rank.TRAINING
-        found += "; delete config.py and run again with --tiles, which keeps the full resolution"
-    else:
-        found = f"only {found}; so --tiles is not needed"
-    notes.add(rank, f"images are reduced from {long} to {side} pixels; {found}")
-
-
-def add_note_on_crops(train: Split, cfg: Config, notes: Notes) -> None:
-    """Add a note on the share of random crops, of a config's size, without an annotated pixel.
-
-    They are counted in up to thirty label maps, at the long side that the network sees.
-    """
-    (height, width), side = cfg.crop_size, max(cfg.scale)
-    shares = []
-    for item in evenly(train.items, _MAPS_WITH_OBJECTS):
-        share = 0.0
-        if item.counts[: len(train.classes)].sum() < item.counts.sum():
-            label = _read_label(item)
-            scale = side / max(label.shape)
-            if cfg.model.test_cfg.mode == "whole":
-                size = [max(1, round(scale * length)) for length in reversed(label.shape)]
-                label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
-            sums = cv2.integral((label < len(train.classes)).view(np.uint8))
-            high, wide = min(height, label.shape[0]), min(width, label.shape[1])
-            inside = sums[high:, wide:] - sums[:-high, wide:]
-            inside -= sums[high:, :-wide] - sums[:-high, :-wide]  # of each place of a crop
-            share = float((inside == 0).mean())
-        shares.append(share)
-    share = float(np.mean(shares))
-    if share:
-        kinds = {step.get("type") for step in cfg.train_pipeline}
-        todo = "the config moves these to an annotated one"
-        if "LabeledRandomCrop" not in kinds:
-            todo = 'in the config use type="LabeledRandomCrop" for type="RandomCrop"'
-        text = f"{share:.1%} of random crops of {width}x{height} pixels have no annotated pixel"
-        notes.add(Rank.TRAINING if share > 0.01 else Rank.HINT, f"{text}; {todo}")

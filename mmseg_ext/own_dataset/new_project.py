@@ -19,13 +19,9 @@ from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.channels import measure_images
-from mmseg_ext.own_dataset.config_file import (
-    add_note_on_crops,
-    add_note_on_reduction,
-    follow_classes,
-    write_config,
-)
+from mmseg_ext.own_dataset.config_file import follow_classes, write_config
 from mmseg_ext.own_dataset.item import Rank
+from mmseg_ext.own_dataset.label_maps import add_note_on_crops, add_note_on_reduction
 from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
 from mmseg_ext.own_dataset.project import Project, make_project
 from mmseg_ext.own_dataset.splits import SplitRule
@@ -79,6 +75,7 @@ def new_project(
     tiles: bool = False,
     any_side_up: bool = False,
     start: str = "imagenet",
+    encoder: str | None = None,
 ) -> NewProject:
     """Make or update a project: `data`, `config.py`, `preview.png` and `left_out.txt` in `folder`.
 
@@ -105,7 +102,9 @@ def new_project(
         tiles: train on parts of the images in full resolution.
         any_side_up: the images have no top, such as those from above or of a microscope; training
             turns them by any angle.
-        start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint.
+        start: `imagenet`, `scratch`, `resnet18`, the name of pretrained weights, or a checkpoint;
+            of an encoder `download`, `scratch`, a file with its weights, or a checkpoint.
+        encoder: a network of timm, such as `convnext_tiny.fb_in22k`, for EfficientNet-Lite0.
 
     Raises:
         ValueError: if an argument is wrong, or no image has an annotation.
@@ -116,7 +115,9 @@ def new_project(
         raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
     lists = {name: Path(file) for name, file in (split or {}).items()}
     rule = SplitRule(val, test, group, groups, fold, lists)
-    weights = starting_weights(start)  # a wrong name is found before anything is read
+    config, trains = folder / "config.py", True
+    # A wrong name is found before anything is read. A config that is kept needs no weights.
+    weights = None if config.exists() else starting_weights(start, encoder)
     sources = {
         "masks": masks,
         "coco": coco,
@@ -134,9 +135,8 @@ def new_project(
     made = make_project(folder, Path(images), reader, rule, classes, ignore)
     left_out = [f"{note}\n" for note in made.notes if note.rank == Rank.LEFT_OUT]
     write_text("".join(left_out), folder / "left_out.txt")
-    config, trains = folder / "config.py", True
     notes = made.notes
-    if config.exists():
+    if weights is None:
         about = "exists, unchanged except for classes"
         if not follow_classes(config, made):
             trains = False
