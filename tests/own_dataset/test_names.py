@@ -70,13 +70,18 @@ def test_a_photo_fits_its_name_in_another_form(of_photo, of_file, tmp_path):
         assert not any(item.annotation.is_missing for item in made.items)
 
 
-def test_case_counts_where_two_names_differ_only_in_it(tmp_path):
+@pytest.mark.parametrize("kind", ["masks", "coco"])
+def test_case_counts_where_two_names_differ_only_in_it(kind, tmp_path):
     save_photos(tmp_path, "a_1.jpg", "A_1.jpg", "b_1.jpg")
-    for name in ("a_1", "A_1", "B_1"):
+    names = ["a_1", "A_1", "B_1"]
+    for name in names:
         save(tmp_path / f"masks/{name}.png", np.zeros(SIZE[::-1], np.uint8))
-    items = list_items(tmp_path / "images", Masks.find(tmp_path / "masks"), tmp_path / "p/data")
-    assert not pair(items, Masks.find(tmp_path / "masks"))
-    found = {item.image.stem: item.annotation.path.stem for item in items}
+    reader = Masks.find(tmp_path / "masks")
+    if kind == "coco":
+        reader = Coco.find([write_coco(tmp_path / "c.json", [f"{name}.jpg" for name in names])])
+    items = list_items(tmp_path / "images", reader, tmp_path / "p/data")
+    assert not pair(items, reader)
+    found = {item.image.stem: item.annotation.key.name for item in items}
     assert found == {"a_1": "a_1", "A_1": "A_1", "b_1": "B_1"}
 
 

@@ -16,7 +16,7 @@ from mmseg_ext.inference.objects import find_objects, geojson
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
-from mmseg_ext.own_dataset.annotations.reader import draw_objects
+from mmseg_ext.own_dataset.annotations.reader import IndexMap, draw_objects
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.item import usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
@@ -161,6 +161,15 @@ def test_stuff_is_no_object(form, tmp_path):
     found = draw_objects(reader.read(reader.annotations[0], [SIZE]))
     numbers = np.where(expected() > 1, expected(), 0).astype(np.uint16)
     assert np.array_equal(found.indices, draw_labels(numbers)) and found.indices.max() == 2
+
+
+def test_ignored_pixels_are_no_objects():
+    """Their value stays, once if several shapes have it."""
+    indices = np.zeros((9, 30), np.uint8)
+    indices[:, 3:6], indices[:, 20:24], indices[:, 27:] = 1, 2, 3
+    found = draw_objects(IndexMap(["background", "void", "a", "void"], indices), ["void"])
+    assert found.values == ["no object", "object", "border", "void"]
+    assert np.array_equal(found.indices, np.array([0, 3, 1, 3])[indices])
 
 
 def test_crowds_are_objects(tmp_path):
