@@ -968,7 +968,8 @@ def test_one_line_turns_flips_off(flags, ways, tmp_path):
     """In training and with --tta, which shows no view that training does not."""
     assert run(tmp_path, *write_sources(tmp_path, 3), *flags) == 0
     path = tmp_path / "project/config.py"
-    line, text = 'dict(type="RandomFlip", prob=0.5, direction=ways),', path.read_text()
+    text = path.read_text()
+    (line,) = re.findall(r'dict\(type="RandomFlip", prob=0.5, direction=.*?\),', text)
     for is_flipped in (True, False):
         path.write_text(text if is_flipped else text.replace(line, ""))
         cfg = Config.fromfile(path)
