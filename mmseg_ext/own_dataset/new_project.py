@@ -27,12 +27,6 @@ from mmseg_ext.own_dataset.project import Project, make_project
 from mmseg_ext.own_dataset.splits import SplitRule
 from mmseg_ext.own_dataset.starting_weights import starting_weights
 
-_READERS = {
-    "masks": Masks,
-    "labelme": Labelme,
-    "yolo": Yolo,
-    "geojson": Geojson,
-}
 _QUOTES = re.compile(r'["\\\n]')  # as in my"project
 
 
@@ -56,7 +50,7 @@ def new_project(
     images: str | Path,
     *,
     masks: str | Path | Mapping[str, str | Path] | None = None,
-    coco: Sequence[str | Path] | None = None,
+    coco: str | Path | Sequence[str | Path] | None = None,
     labelme: str | Path | None = None,
     yolo: str | Path | None = None,
     geojson: str | Path | None = None,
@@ -113,6 +107,9 @@ def new_project(
     folder = Path(folder)
     if _QUOTES.search(str(folder.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
+    # One name is not the sequence of its letters.
+    classes = [classes] if isinstance(classes, str) else classes
+    ignore = [ignore] if isinstance(ignore, str) else ignore
     lists = {name: Path(file) for name, file in (split or {}).items()}
     rule = SplitRule(val, test, group, groups, fold, lists)
     config, trains = folder / "config.py", True
@@ -120,14 +117,15 @@ def new_project(
     # which can be gone, is not read again.
     is_kept = config.exists()
     weights = None if is_kept and encoder else starting_weights(start, encoder)
-    sources = {
-        "masks": masks,
-        "coco": coco,
-        "labelme": labelme,
-        "yolo": yolo,
-        "geojson": geojson,
-    }
-    reader = _find_annotations(sources, objects, binary)
+    # A new format is a row here, an argument, a flag of the command, and its reader.
+    formats = (
+        (Masks, masks),
+        (Coco, coco),
+        (Labelme, labelme),
+        (Yolo, yolo),
+        (Geojson, geojson),
+    )
+    reader = _find_annotations(formats, objects, binary)
     if background_without_annotation and masks:
         raise ValueError(
             "--background-without-annotation: is for polygons; save a mask of only background for "
@@ -174,27 +172,24 @@ def new_project(
     return NewProject(made.items, made.classes, made.splits, notes, config, about, trains)
 
 
-def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -> Reader:
-    """Return the annotations of the only source that is given."""
-    given = [name for name, source in sources.items() if source]
+def _find_annotations(
+    formats: Sequence[tuple[type[Reader], Any]], objects: bool, binary: bool
+) -> Reader:
+    """Return the annotations of the only format that has a source."""
+    given = [(kind, source) for kind, source in formats if source]
     if len(given) != 1:
-        raise ValueError(f"new_project: give one of {', '.join(sources)}, not {len(given)}")
-    (name,) = given
-    source = sources[name]
-    if binary and name != "masks":
+        names = ", ".join(kind.flag.removeprefix("--") for kind, _ in formats)
+        raise ValueError(f"new_project: give one of {names}, not {len(given)}")
+    ((kind, source),) = given
+    if binary and kind is not Masks:
         raise ValueError("--binary: reads masks; give --masks DIR")
     if objects and binary:
         raise ValueError("--objects, --binary: masks either number objects or are black and white")
-    if name == "coco":
-        reader = Coco.find([Path(file) for file in source])
-    elif isinstance(source, Mapping):
+    if isinstance(source, Mapping):
         if objects:
             first = next(iter(source.values()))
             raise ValueError(f"--objects: has no classes; write --masks {first}")
-        reader = ClassMasks.find({text: Path(path) for text, path in source.items()})
-    else:
-        reader = _READERS[name].find(Path(source))
-    if isinstance(reader, Masks | ClassMasks):
-        reader.binary = binary
-    reader.objects = objects
+        kind = ClassMasks
+    reader = kind.find(source)
+    reader.objects, reader.binary = objects, binary
     return reader
