@@ -26,7 +26,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Polygon
 from mmengine.config import Config
-from mmseg.registry import DATASETS, MODELS
+from mmseg.registry import DATASETS, MODELS, TRANSFORMS
 from PIL import Image, ImageOps
 from pycocotools import mask as rle
 
@@ -963,20 +963,24 @@ def test_crops_of_sparse_annotations(tmp_path, capsys):
             assert (sample["data_samples"].gt_sem_seg.data < 2).any()
 
 
-@pytest.mark.parametrize("flags, ways", [([], 1), (["--any-side-up"], 2)])
-def test_one_line_turns_flips_off(flags, ways, tmp_path):
+@pytest.mark.parametrize("flags, count", [([], 1), (["--any-side-up"], 2)])
+def test_one_line_turns_flips_off(flags, count, tmp_path):
     """In training and with --tta, which shows no view that training does not."""
     assert run(tmp_path, *write_sources(tmp_path, 3), *flags) == 0
     path = tmp_path / "project/config.py"
     text = path.read_text()
-    (line,) = re.findall(r'dict\(type="RandomFlip", prob=0.5, direction=.*?\),', text)
-    for is_flipped in (True, False):
-        path.write_text(text if is_flipped else text.replace(line, ""))
+    (line,) = re.findall(r"^flips = .*$", text, re.M)
+    for directions in (["horizontal", "vertical"][:count], []):
+        path.write_text(text.replace(line, f"flips = {directions}"))
         cfg = Config.fromfile(path)
-        train = [step["direction"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
-        assert train == [["horizontal", "vertical"][:ways]] * is_flipped
-        (_, flips, *_) = cfg.tta_pipeline[1]["transforms"]
-        assert [flip["prob"] for flip in flips] == [0.0] + [1.0] * ways * is_flipped
+        (flip,) = [step for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
+        transform = TRANSFORMS.build(flip)
+        chosen = Counter(transform._choose_direction() for _ in range(1000))
+        assert chosen.keys() == {*directions, None}
+        assert not directions or 400 < chosen[None] < 600
+        (_, views, *_) = cfg.tta_pipeline[1]["transforms"]
+        views = [(view["prob"], view.get("direction")) for view in views]
+        assert views == [(0.0, None), *((1.0, direction) for direction in directions)]
         assert unseen_views(cfg) == ""
 
 
