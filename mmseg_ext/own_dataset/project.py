@@ -401,4 +401,5 @@ def _write_image(item: Item, target: Path) -> None:
     try:
         target.symlink_to(item.image.resolve())
     except OSError:  # a file system without links
-        shutil.copyfile(item.image, target)
+        with atomic_write(target) as file:
+            shutil.copyfile(item.image, file)
