@@ -15,7 +15,6 @@ import numpy as np
 from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.own_dataset.annotations.reader import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
@@ -131,9 +130,7 @@ def write_config(
         project.notes.add(Rank.HINT, f"{text} {VALIDATIONS}; train_cfg.val_interval changes it")
     parts |= dict(interval=iterations // validations, saving=iterations // VALIDATIONS)
 
-    # The files; the config is the last one, because a further run keeps the others only with it.
-    if start.weights:
-        write_weights(start.weights, folder / ENCODER, about={"license": start.terms})
+    # The config is the last file, because a further run keeps the others only with it.
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
     text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")

@@ -470,8 +470,8 @@ def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     assert lines_with(out, config, "ground", "soil", "delete") and "Next" not in out
 
 
-def test_classes_that_exchange_their_texts_are_a_note(tmp_path, capsys):
-    """No name shows it; an edit of names, or one that merges classes, is no exchange."""
+def test_classes_that_get_other_pixels_are_a_note(tmp_path, capsys):
+    """No name shows it. An edit of names, or one that merges classes, changes no class so."""
     write_sources(tmp_path, 6)
     edits = [
         (("7,ground", "17,small", "27,wide"), []),
@@ -479,16 +479,20 @@ def test_classes_that_exchange_their_texts_are_a_note(tmp_path, capsys):
         (("7,ground", "27,small", "17,wide"), []),
         (("7,soil", "27,small", "17,wide"), []),
         (("7,soil", "27,wide", "17,wide"), []),
+        (("7,soil", "27,wide", "17,"), []),
+        (("7,soil", "17,wide", "27,"), ["wide"]),  # for ignored pixels
+        (("17,soil", "27,wide", "7,"), ["soil", "wide"]),
     ]
     assert run(tmp_path, "--classes", *NAMES) == 0
-    for lines, exchanged in edits:
+    for lines, changed in edits:
         edit_classes(tmp_path, *lines)
         capsys.readouterr()
         assert run(tmp_path) == 0
-        notes = lines_with(capsys.readouterr().out, "exchanged")
-        assert len(notes) == bool(exchanged)
+        notes = lines_with(capsys.readouterr().out, "a checkpoint trained before")
+        assert len(notes) == bool(changed)
         for note in notes:
-            check_message(note, *exchanged, todo="train again")
+            check_message(note, *changed, todo="train again")
+            assert not any(name in note for name in {*NAMES, "soil"} - {*changed})
     for path in (tmp_path / "project/data/annotations").glob("*/*.png"):
         path.write_bytes(b"damaged")
     edit_classes(tmp_path, "7,soil", "27,wide", "17,small")

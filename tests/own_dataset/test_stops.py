@@ -22,14 +22,20 @@ from mmseg_ext.own_dataset import new_project as module
 from mmseg_ext.own_dataset.starting_weights import STARTS
 from tests.datasets.trees import random_image, save
 from tests.durable.stops import forked
-from tests.messages import check_message
+from tests.messages import check_message, lines_with
 
 
 @pytest.fixture(autouse=True)
 def _encoder(monkeypatch):
     """Start from weights that the project keeps, as an encoder's are; draw no picture."""
-    start = replace(STARTS["scratch"], weights={"weight": torch.arange(2000.0)}, terms="MIT")
-    monkeypatch.setattr(module, "starting_weights", lambda *_: start)
+    weights = {"weight": torch.arange(2000.0)}
+    backbone = f'{STARTS["scratch"].backbone}, contract_dilation="x"'  # a name in the config
+    start = replace(STARTS["scratch"], weights=weights, backbone=backbone, terms="MIT")
+
+    def starting_weights(name, encoder):
+        return start if encoder else STARTS["scratch"]
+
+    monkeypatch.setattr(module, "starting_weights", starting_weights)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).write_text("picture"))
 
@@ -50,7 +56,7 @@ def write_pair(folder: Path, number: int) -> None:
 def new_project(folder: Path) -> str:
     """Make the project; return what it writes to stderr."""
     errors = io.StringIO()
-    words = ["--images", folder / "images", "--masks", folder / "masks"]
+    words = ["--images", folder / "images", "--masks", folder / "masks", "--encoder", "x"]
     with contextlib.redirect_stderr(errors):
         commands.run("new_project", [str(word) for word in (folder / "project", *words)])
     return errors.getvalue()
@@ -124,6 +130,31 @@ def test_an_update_on_a_full_disk(has_links, tmp_path, monkeypatch):
             with Image.open(path) as image:
                 image.load()
         assert_equal_after_a_further_run(folder, tmp_path / "complete", operations[at])
+
+
+def test_weights_of_an_encoder_that_are_lost(tmp_path, capsys):
+    """A further run with the encoder writes them; else it is a line, as it is for the training."""
+    for number in range(3):
+        write_pair(tmp_path, number)
+    images, masks = tmp_path / "images", tmp_path / "masks"
+    project = tmp_path / "project"
+    module.new_project(project, images, masks=masks, encoder="x", start="scratch")
+    weights = project / "encoder.safetensors"
+    before = weights.stat().st_mtime_ns
+    module.new_project(project, images, masks=masks, encoder="x", start="scratch")
+    assert weights.stat().st_mtime_ns == before
+    weights.unlink()
+    for encoder in (None, "y"):
+        made = module.new_project(project, images, masks=masks, encoder=encoder)
+        notes = [str(note) for note in made.notes if str(weights) in str(note)]
+        check_message("".join(notes), "is missing", where=weights, todo="--encoder")
+    flags = ["--cfg-options", "train_cfg.max_iters=1"]
+    capsys.readouterr()
+    assert commands.run("train", [str(project / "config.py"), *flags]) == 1
+    error = lines_with(capsys.readouterr().err, "cannot be loaded")
+    check_message("".join(error), weights.name, todo="FILE")
+    made = module.new_project(project, images, masks=masks, encoder="x", start="scratch")
+    assert weights.exists() and not any(str(weights) in str(note) for note in made.notes)
 
 
 def raise_not_supported(*_) -> None:
