@@ -456,6 +456,10 @@ def test_the_data_of_a_copied_run_is_in_the_copy(written, place, tmp_path, monke
     assert alone.parts[0].data_root == str(old / "data")
     (new / "run/other.py").write_text(text)
     assert load_config(str(new / "run/other.py")).work_dir == work
+    # Nobody knows whether a run with a damaged record has moved; its config loads.
+    (new / "run/20260101_000000/run.json").write_text("{cut")
+    assert not capsys.readouterr().err.count("damaged") and load_config(str(new / file))
+    check_message(capsys.readouterr().err.splitlines()[0], "run.json", "damaged", "delete")
 
 
 @pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])
