@@ -116,7 +116,9 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     records = mmseg_ext.compare(**settings(folder, tmp_path / "whole"))
-    assert len(records) == 2 * 2 * 2 and not any(record["failed"] for record in records)
+    assert len(records) == 2 * 2 * 3 and not any(record["failed"] for record in records)
+    *of_sets, mean = [r["mean"] for r in records if (r["model"], r["metric"]) == ("fcn", "mIoU")]
+    assert mean == pytest.approx(np.mean(of_sets))
     again = tmp_path / "again"
     again.mkdir()
     (again / plan.PLAN).write_bytes((tmp_path / "whole" / plan.PLAN).read_bytes())
@@ -143,6 +145,8 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
         assert (again / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
     page = (again / "table.html").read_text()
+    for name in ("table.html", "table.csv", "table.tex", "table.json"):
+        assert "mean of 2 sets" in (again / name).read_text()
     assert page.count("data:image/jpeg") >= 2 * (2 + 2)
     assert "authors_model" in page and "authors\\_model" in (again / "table.tex").read_text()
     tests = {run: read_images(run) for run in sorted(again.glob("runs/*/*/*/test/images.npz"))}
