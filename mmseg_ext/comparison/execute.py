@@ -28,7 +28,7 @@ PROGRAM = (sys.executable, "-m", "mmseg_ext")
 OUTPUT = "output.txt"  # of the processes of a run
 _START, _LINES = 20, 60  # seconds that a run's processes start; between lines of progress
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
@@ -78,14 +78,9 @@ def start(words: Sequence[str], output: Path, env: dict[str, str]) -> subprocess
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            # The kernel kills the process with this one, so a later start finds no rival.
+            preexec_fn=_LIBC and (lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)),
         )
-
-
-def _end_with_parent() -> None:
-    """Let the kernel kill this process with its parent, so a later start finds no rival."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def failure(output: str, status: int) -> str:

@@ -34,7 +34,7 @@ from mmseg_ext.engine.config import (
     type_name,
 )
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.errors import LaunchError, join_names, short
+from mmseg_ext.errors import LaunchError, format_error, join_names, short
 
 PLAN = "plan.json"
 _SCALE = 100_000  # iterations to which schedules are scaled before they are compared
@@ -103,8 +103,8 @@ class Run:
     def files(self, kind: str) -> dict[str, Path]:
         """Return the files with the counts of each image, which are there if a test has ended."""
         names = {"": "images.npz"}
-        for metric in self.counted:
-            names[metric] = f"{metric}.npy"
+        for number, metric in enumerate(self.counted):  # class names can have any character
+            names[metric] = f"counts{number}.npy"
         return {metric: self.folder / kind / name for metric, name in names.items()}
 
     def has_test(self, kind: str) -> bool:
@@ -207,6 +207,9 @@ def make_plan(
     if iterations is not None and minutes is not None:
         raise LaunchError("--iterations, --minutes: set one of them")
     models, columns, cfgs = combine(configs, data)
+    for name in (str(out), *models, *columns):
+        if "," in name:  # the processes get their files by --cfg-options
+            raise LaunchError(f"{name}: has a comma, which separates settings; use another name")
     evaluators = {column: _evaluators(cfgs[column, models[0]], metrics) for column in columns}
 
     # The first start in this folder has decided what changes the runs.
@@ -224,7 +227,7 @@ def make_plan(
         minutes,
         stored.get("threads", threads),
         cfgs,
-        {tuple(name): Cost(*cost) for name, cost in stored.get("costs", [])},
+        stored.get("costs", {}),
         [],
     )
     for (column, model), cfg in cfgs.items():
@@ -422,11 +425,18 @@ def _read_plan(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{out}: has other files ({join_names(others)}) and no {PLAN}; set another --out"
             )
         return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        stored = dict(json.loads(path.read_bytes()))
+        stored["costs"] = {tuple(name): Cost(*cost) for name, cost in stored["costs"]}
+        found = {key: stored[key] for key in (*settings, "threads")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise LaunchError(
+            f"{path}: cannot be read ({format_error(error)}); restore it, or set another --out"
+        ) from error
     for key, value in settings.items():
-        if stored[key] != value:
+        if found[key] != value:
             raise LaunchError(
-                f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
+                f"{out}: has runs of {key}={found[key]}, not {value}; set another --out"
             )
     return stored
 

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -20,6 +21,7 @@ import numpy as np
 from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.errors import format_error
 from mmseg_ext.reports.curves import Curve, read_scalars
+from mmseg_ext.reports.records import read_object, read_records
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
 from mmseg_ext.reports.scores import class_scores, mean_of_known
 
@@ -168,7 +170,7 @@ def read_run(work_dir: Path) -> Run:
         ValueError: if it contains no run, or results that cannot be read.
     """
     notes: list[str] = []
-    curves = read_curves(work_dir, notes)
+    curves, records = read_curves(work_dir, notes), read_records(work_dir)
     folder = work_dir.resolve()
     name, preview = folder.name, ""
     if folder.name == "work_dir" and (folder.parent / "config.py").is_file():  # of a project
@@ -182,7 +184,7 @@ def read_run(work_dir: Path) -> Run:
             f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
             "directory of one run, such as work_dirs/CONFIG"
         )
-    environment = _facts(_newest(folder, "*/run.json"))
+    environment = _facts([*records.values()][-1] if records else {})
     if results is None:
         notes.append(
             f"{work_dir}: no validation or test wrote {RESULTS}; for classes, confusion and images "
@@ -190,6 +192,7 @@ def read_run(work_dir: Path) -> Run:
         )
     # mmengine's own Runner writes no run.json, and its config next to the scalars.
     config = _newest(folder, "*/config.py") or _newest(folder, "*/vis_data/config.py")
+    cost = _newest(folder, f"*/{COST}")
     return Run(
         name=name,
         config="" if config is None else config.read_text(errors="replace"),
@@ -197,12 +200,12 @@ def read_run(work_dir: Path) -> Run:
         curves=curves,
         results=results,
         augmented=augmented,
-        seconds=_seconds_of_training(work_dir),
+        seconds=_seconds_of_training(records.values()),
         notes=notes,
         preview=preview,
         config_file=config,
         checkpoint=best_checkpoint(folder),
-        cost=_facts(_newest(folder, f"*/{COST}")),
+        cost={} if cost is None else _facts(read_object(cost)),
     )
 
 
@@ -224,11 +227,12 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     `notes` gets a line for each file with lines that are left out.
     """
     merged: dict[str, Curve] = {}
+    records = read_records(work_dir)
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
         curves, damaged = read_scalars(path.read_text(errors="replace"))
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
-        begin = _read_object(path.parents[1] / "run.json").get("start_iteration", math.inf)
+        begin = records.get(path.parents[1], {}).get("start_iteration", math.inf)
         for curve in merged.values():  # a new run, or one that resumed an earlier checkpoint
             for step in list(curve):
                 if step > begin:
@@ -238,10 +242,9 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
 
 
-def _seconds_of_training(work_dir: Path) -> float:
+def _seconds_of_training(records: Iterable[dict[str, Any]]) -> float:
     seconds = 0.0
-    for path in sorted(work_dir.glob("*/run.json")):
-        record = _read_object(path)
+    for record in records:
         if record.get("start_iteration") == 0:  # a new run in the same folder
             seconds = 0.0
         if "started" in record and "ended" in record:
@@ -255,20 +258,10 @@ def _newest(work_dir: Path, pattern: str) -> Path | None:
     return max(work_dir.glob(pattern), default=None)
 
 
-def _read_object(path: Path | None) -> dict:
-    """Return the JSON object in a file, empty without a file; raise ValueError if it is damaged."""
-    if path is None or not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(errors="replace")))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is damaged ({format_error(error)}); delete it") from error
-
-
-def _facts(path: Path | None) -> dict[str, str]:
-    """Return the entries of a JSON file, such as `run.json`, the versions among them."""
-    facts = _read_object(path)
-    facts |= facts.pop("versions", {})
+def _facts(record: dict[str, Any]) -> dict[str, str]:
+    """Return the entries of a record, the versions among them, as texts."""
+    facts = {**record, **record.get("versions", {})}
+    facts.pop("versions", None)
     texts = {}
     for name, value in facts.items():
         texts[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -14,9 +14,9 @@ import pytest
 from mmengine.config import Config
 
 import mmseg_ext
-from mmseg_ext import commands
-from mmseg_ext.comparison import execute, plan, table, timing
-from mmseg_ext.errors import LaunchError, NotWritten
+from mmseg_ext import atomic_write, commands
+from mmseg_ext.comparison import execute, plan, timing
+from mmseg_ext.errors import LaunchError
 from mmseg_ext.evaluation.checked_iou_metric import read_images
 from tests.datasets.trees import random_image, save
 from tests.engine import runs
@@ -116,7 +116,9 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     records = mmseg_ext.compare(**settings(folder, tmp_path / "whole"))
-    assert len(records) == 2 * 2 * 2 and not any(record["failed"] for record in records)
+    assert len(records) == 2 * 2 * 3 and not any(record["failed"] for record in records)
+    *of_sets, mean = [r["mean"] for r in records if (r["model"], r["metric"]) == ("fcn", "mIoU")]
+    assert mean == pytest.approx(np.mean(of_sets))
     again = tmp_path / "again"
     again.mkdir()
     (again / plan.PLAN).write_bytes((tmp_path / "whole" / plan.PLAN).read_bytes())
@@ -143,6 +145,8 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
         assert (again / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
     page = (again / "table.html").read_text()
+    for name in ("table.html", "table.csv", "table.tex", "table.json"):
+        assert "mean of 2 sets" in (again / name).read_text()
     assert page.count("data:image/jpeg") >= 2 * (2 + 2)
     assert "authors_model" in page and "authors\\_model" in (again / "table.tex").read_text()
     tests = {run: read_images(run) for run in sorted(again.glob("runs/*/*/*/test/images.npz"))}
@@ -174,6 +178,8 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
         "compare", fcn, "--metrics", "IoU.class_2", *both
     )  # only the cells have this class
     assert lines_with(line, "IoU.class_2", "class_0, class_1")
+    line = fails("compare", fcn, "--out", out + ", second")  # --cfg-options would cut the path
+    assert lines_with(line, "out, second", "comma", "another name")
     line = fails("compare", fcn, fcn, "--out", out + "2")
     assert lines_with(line, "once")
     line = fails("compare", fcn, "--iterations", "3", "--minutes", "1", "--out", out + "2")
@@ -190,6 +196,7 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
     words = [str(config), "--out", str(out), "--seeds", "0", "--dry-run"]
     assert commands.run("compare", words) == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    original = config.read_bytes()
     assert lines_with(fails("compare", *words, "--iterations", "7"), str(out), "iterations=None")
     assert lines_with(fails("compare", *words, "--metrics", "boundary"), str(out), "counted")
     config.write_text(config.read_text() + "optim_wrapper['optimizer']['lr'] = 0.2\n")
@@ -197,6 +204,19 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
     assert {path: path.read_bytes() for path in before} == before
     line = fails("compare", str(folder / "fcn.py"), "--out", str(folder))
     assert lines_with(line, "other files", "--out")
+    # A plan that nothing can be known of: other JSON, a cut file, another version's entries.
+    text = before[out / plan.PLAN].decode()
+    config.write_bytes(original)
+    for damaged in ("3", text[: len(text) // 2], text.replace("counted", "metrics"), "", "{}"):
+        (out / plan.PLAN).write_text(damaged)
+        assert lines_with(fails("compare", *words), f"{out / plan.PLAN}: ", "--out")
+        assert (out / plan.PLAN).read_text() == damaged
+    text_of_costs = json.dumps(json.loads(text) | {"costs": [[["d", "m"], [1.0, 2.0]]]})
+    (out / plan.PLAN).write_text(text_of_costs)
+    assert lines_with(fails("compare", *words), f"{out / plan.PLAN}: ", "--out")
+    (out / plan.PLAN).write_text(text)
+    assert commands.run("compare", words) == 0
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
@@ -330,18 +350,28 @@ def test_a_training_that_a_signal_stops_is_not_complete(tmp_path, monkeypatch):
 def test_a_table_that_cannot_be_written_is_printed(folder, tmp_path, monkeypatch, capsys, _forked):
     """One line says why, and the complete runs stay."""
     words = ["compare", str(folder / "fcn.py"), "--seeds", "0", "--iterations", "2"]
-    words += ["--data", str(folder / "cells"), "--out", str(tmp_path / "out")]
+    out = tmp_path / "my out"
+    words += ["--data", str(folder / "cells"), "--out", str(out)]
+    sync = atomic_write._sync
 
-    def full(text, path):
-        raise NotWritten(errno.ENOSPC, "No space left on device", str(path))
+    def full(path):
+        if path.suffix == ".tex":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(table, "write_text", full)
+        patch.setattr(atomic_write, "_sync", full)
         assert commands.run(words[0], words[1:]) == 1
     printed, error = capsys.readouterr()
-    assert "| fcn, mIoU |" in printed and lines_with(error, "table.html", "No space left")
+    assert "| fcn, mIoU |" in printed and lines_with(error, "table.tex", "No space left")
+    assert {path.name for path in out.glob("*table*")} == {"table.html"}  # and no part of another
     monkeypatch.setattr(execute, "start", None)
     assert commands.run(words[0], words[1:]) == 0
+    complete = (out / "table.tex").read_bytes()
+    with monkeypatch.context() as patch:  # a table that is there stays
+        patch.setattr(atomic_write, "_sync", full)
+        assert commands.run(words[0], words[1:]) == 1
+    assert (out / "table.tex").read_bytes() == complete
 
 
 def test_a_relative_folder_continues_from_another_one(folder, tmp_path, monkeypatch, _forked):

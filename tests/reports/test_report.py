@@ -111,6 +111,11 @@ def two_runs() -> list[Run]:
     return runs
 
 
+def three_runs() -> list[Run]:
+    runs = two_runs()
+    return [*runs, a_run("d", runs[1].results.confusion.tolist())]
+
+
 def test_table_for_spreadsheets_has_mean_and_deviation():
     runs = two_runs()
     runs[0].results.objects = dict(F1=0.8, precision=1.0, recall=2 / 3, count_error=0.25)
@@ -123,29 +128,37 @@ def test_table_for_spreadsheets_has_mean_and_deviation():
         '"a,b","objects",,,80.00,100.00,66.67,25.00',
     ]
     assert "mean of" not in scores_text(runs, ".csv")  # only one run counts objects
-    text = scores_text(two_runs(), ".csv")
-    # 75 and 87.5: their mean is 81.25, and their deviation 12.5 / sqrt(2).
+    text = scores_text(three_runs(), ".csv")
+    # 75, 87.5 and 87.5: their mean is 83.33, and their deviation 12.5 / sqrt(3).
+    assert re.search('mean of 3 runs","ground",80.00,83.33,.*,83.33,$', text, re.MULTILINE)
+    assert re.search('deviation of 3 runs","ground",0.00,7.22,.*,7.22,$', text, re.MULTILINE)
+    assert re.search(r'<td>83.3<span class="soft"> ± 7.2</span>', page(three_runs()))
+
+
+def test_two_runs_have_both_scores_instead_of_a_deviation():
+    text, html = scores_text(two_runs(), ".csv"), page(two_runs())
     assert re.search('mean of 2 runs","ground",80.00,81.25,.*,81.25,$', text, re.MULTILINE)
-    assert re.search('deviation of 2 runs","ground",0.00,8.84,.*,8.84,$', text, re.MULTILINE)
-    html = page(two_runs())
-    assert re.search(r'<td>81.2<span class="soft"> ± 8.8</span>', html)
+    assert re.search(r'<td>81.2<span class="soft"> \(75.0, 87.5\)</span>', html)
+    assert "deviation" not in text and "±" not in html
+    assert overview(two_runs())[2] == ("mean of 2 runs", "69.79 (62.50, 77.08)", "")
 
 
 def test_a_mean_is_one_of_all_runs():
     """The second run never predicts the box, and so has no precision of it."""
-    runs = [a_run("a", [[4, 0, 0], [0, 4, 0], [0, 0, 0]])]
-    runs.append(a_run("b", [[4, 0, 0], [4, 0, 0], [0, 0, 0]]))
+    runs = [a_run(name, [[4, 0, 0], [0, 4, 0], [0, 0, 0]]) for name in "ab"]
+    runs.append(a_run("c", [[4, 0, 0], [4, 0, 0], [0, 0, 0]]))
     lines = scores_text(runs, ".csv").splitlines()
-    assert '"mean of 2 runs","box <b>",50.00,50.00,50.00,,50.00,' in lines
-    assert '"deviation of 2 runs","box <b>",0.00,70.71,70.71,,70.71,' in lines
+    assert '"mean of 3 runs","box <b>",50.00,66.67,66.67,,66.67,' in lines
+    assert '"deviation of 3 runs","box <b>",0.00,57.74,57.74,,57.74,' in lines
 
 
 def test_table_for_latex():
     assert r"box <b> & 50.0 & 66.7 & 50.0 & 100.0 \\" in scores_text(two_runs()[:1], ".tex")
-    text = scores_text(two_runs(), ".tex")
-    assert r"ground & $81.2 \pm 8.8$ &" in text and r"sky & -- & -- & -- & -- \\" in text
-    assert text.count(r"\begin{tabular}") == 4  # all runs, each run, and their mean
-    assert r"c\_1 & 77.08 & -- \\" in text and r"mean of 2 runs & 69.79 $\pm$ 10.31 & --" in text
+    text = scores_text(three_runs(), ".tex")
+    assert r"ground & $83.3 \pm 7.2$ &" in text and r"sky & -- & -- & -- & -- \\" in text
+    assert text.count(r"\begin{tabular}") == 5  # all runs, each run, and their mean
+    assert r"c\_1 & 77.08 & -- \\" in text and r"mean of 3 runs & 72.22 $\pm$ 8.42 & --" in text
+    assert r"ground & $81.2\ (75.0, 87.5)$ &" in scores_text(two_runs(), ".tex")
     runs = two_runs()
     runs[1].results.classes = ["a_b", "50 %", "x^2"]
     text = scores_text(runs, ".tex")
@@ -176,7 +189,7 @@ def test_runs_that_differ_in_seed_or_fold_are_one_group():
     names, single, augmented = zip(*overview(runs), strict=True)
     means = ["mean of 2 runs like run 0", "mean of 2 runs like run 1"]
     assert [*names] == ["run 0", "run 2", means[0], "run 1", "run 3", means[1], "run 4"]
-    assert single[0] == "62.50" and single[2].startswith(f"{single[2][:5]} ± ")
+    assert single[0] == "62.50" and single[2].startswith(f"{single[2][:5]} (62.50, ")
     assert [bool(cell) for cell in augmented] == [False, False, False, True, True, True, False]
     text, html = scores_text(runs, ".csv"), page(runs)
     assert [text.count(f'"{name}","mean"') for name in (*means, "mean of 5 runs")] == [1, 1, 0]
