@@ -221,6 +221,9 @@ def make_plan(
         if "," in name:  # the processes get their files by --cfg-options
             raise LaunchError(f"{name}: has a comma, which separates settings; use another name")
     evaluators = {column: _evaluators(cfgs[column, models[0]], metrics) for column in columns}
+    for cfg in cfgs.values():
+        if tta and "tta_pipeline" not in cfg:  # else the tests fail after all trainings
+            raise LaunchError(f"--tta: {cfg.filename} or its data has no tta_pipeline; add it")
 
     # The first start in this folder has decided what changes the runs.
     counted = counted_metrics(metrics)

@@ -316,7 +316,8 @@ def _of_empty_data(failure: _Failure) -> LaunchError | None:
         return None
     names = "data_root data_prefix img_suffix ann_file indices"
     found = _named_settings(failure.entries, failure.part, names, most=5)
-    return LaunchError(f"{failure.part}: has no images ({found}); set where they are")
+    part = failure.part or f"{failure.config}: a dataset"
+    return LaunchError(f"{part}: has no images ({found}); set where they are")
 
 
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:

@@ -84,6 +84,8 @@ def report(
                 "models, test both on one split"
             )
     file = Path(out) if out else Path(work_dirs[0], "report.html")
+    if file.suffix in (".csv", ".tex"):
+        raise ValueError(f"--out {file}: is the page; name it {file.with_suffix('.html').name}")
     written = {file: page(runs)}
     for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
         if is_wanted:

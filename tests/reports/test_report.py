@@ -446,6 +446,8 @@ def test_a_run_is_named_once(work_dir, tmp_path, capsys):
     (tmp_path / "latest").symlink_to(work_dir)
     assert run("report", [str(work_dir), str(tmp_path / "latest")]) == 1
     assert lines_with(capsys.readouterr().err, "latest", str(work_dir), "once")
+    assert run("report", [str(work_dir), "--out", str(tmp_path / "scores.csv"), "--csv"]) == 1
+    assert lines_with(capsys.readouterr().err, "scores.csv", "scores.html")
 
 
 def test_figures_are_those_of_the_run(work_dir):
