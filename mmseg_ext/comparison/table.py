@@ -243,7 +243,8 @@ def _statistics(own: Tested, first: Tested, kind: str, metric: str, stream: int 
         return _Statistics({})
     mean = float(np.mean([*values.values()]))
     pairs = [seed for seed in values if seed in of_first]
-    if not pairs or not all(_same_images(own[seed][1], first[seed][1]) for seed in pairs):
+    images = [tested[seed][1] for seed in pairs for tested in (own, first)]
+    if not pairs or not all(_same_images(images[0], one) for one in images):
         return _Statistics(values, mean)
     draws = paired_draws(
         [counts(*first[seed]) for seed in pairs],
@@ -252,7 +253,7 @@ def _statistics(own: Tested, first: Tested, kind: str, metric: str, stream: int 
         stream=stream,
     )
     difference = float(np.mean([values[seed] - of_first[seed] for seed in pairs]))
-    return _Statistics(values, mean, difference, draws, len(own[pairs[0]][1].names))
+    return _Statistics(values, mean, difference, draws, len(images[0].names))
 
 
 def mean_of_sets(sets: Sequence[_Statistics]) -> _Statistics:

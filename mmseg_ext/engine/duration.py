@@ -84,14 +84,14 @@ def _validation_seconds(runner: Any) -> float:
     """Return the time of a validation, from the time of its first batches."""
     loader, model = runner.val_dataloader, runner.model
     model.eval()
-    batches, times = iter(loader), []
+    batches, times = iter(loader), [time.perf_counter()]
     for _ in range(min(_VALIDATED, len(loader))):
         batch = next(batches)
         model.val_step(batch)
         times.append(time.perf_counter())
-    if len(times) < 2:
-        return 0.0
-    return len(loader) * (times[-1] - times[0]) / (len(times) - 1)
+    # The first batch is slower, and of a single large image the only one.
+    measured = times[1:] if len(times) > 2 else times
+    return len(loader) * (measured[-1] - measured[0]) / max(1, len(measured) - 1)
 
 
 def recorded_iterations(cfg: Config) -> int | None:

@@ -50,8 +50,14 @@ def report(
         evaluate: first test the best checkpoint of each run, in another process.
 
     Raises:
-        ValueError: for a folder without a run, damaged results, or a test that fails.
+        ValueError: for a folder without a run or that is named twice, damaged results, or a test
+            that fails.
     """
+    named: dict[Path, str | Path] = {}  # by the folder itself
+    for work_dir in work_dirs:
+        other = named.setdefault(Path(work_dir).resolve(), work_dir)
+        if other is not work_dir:
+            raise ValueError(f"{work_dir}: is the same run as {other}; name it once")
     for work_dir in map(Path, work_dirs if evaluate else ()):
         run = read_run(work_dir)
         if run.config_file is None or run.checkpoint is None:
@@ -69,7 +75,17 @@ def report(
     for i, run in enumerate(runs):
         if names.count(run.name) > 1:  # the page needs unique names
             run.name += f" ({i + 1})"
+    tested = [run for run in runs if run.results is not None]
+    for run in tested:
+        own, first = run.results.images_of, tested[0].results.images_of
+        if own != first:
+            run.notes.append(
+                f"{run.name}: has scores of {own}, but {tested[0].name} of {first}; to compare the "
+                "models, test both on one split"
+            )
     file = Path(out) if out else Path(work_dirs[0], "report.html")
+    if file.suffix in (".csv", ".tex"):
+        raise ValueError(f"--out {file}: is the page; name it {file.with_suffix('.html').name}")
     written = {file: page(runs)}
     for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
         if is_wanted:

@@ -50,6 +50,14 @@ class Results:
     examples: list[dict[str, Any]]
     ignore_index: int = 255
     objects: dict[str, float] = field(default_factory=dict)
+    split: str = ""  # the folder or list of the images; '' of version 1.0.0
+
+    @property
+    def images_of(self) -> str:
+        """The images as '8 images of val'; equal for the folds of an experiment."""
+        name = _FOLD.sub("fold", self.split)
+        count = "" if name != self.split else f"{self.images} "
+        return f"{count}images of {Path(name).name}" if name else f"{self.images} images"
 
     @cached_property
     def iou(self) -> np.ndarray:
@@ -79,7 +87,8 @@ class Run:
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
     `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
-    options of the training, and `checkpoint` the best one, else the last.
+    options of the training, `first_config` the text of the one with which the run began, and
+    `checkpoint` the best checkpoint, else the last.
     """
 
     name: str
@@ -94,6 +103,7 @@ class Run:
     config_file: Path | None = None
     checkpoint: Path | None = None
     cost: dict[str, str] = field(default_factory=dict)
+    first_config: str = ""
 
     @property
     def training(self) -> dict[str, str]:
@@ -118,19 +128,24 @@ class Run:
         if not self.config:
             return f"run {id(self)}"
         try:
-            statements = ast.parse(self.config).body
+            settings, first = _assignments(self.config), _assignments(self.first_config)
         except (SyntaxError, ValueError):  # of another program
             return self.config
-        kept, folder = [], ""
-        for statement in statements:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            name = target.id if isinstance(target, ast.Name) else ""
-            if name == "work_dir" and isinstance(statement.value, ast.Constant):  # type: ignore
-                folder = str(statement.value.value)  # type: ignore  # of an `Assign`
-            if name not in _OF_A_REPETITION:
-                kept.append(ast.unparse(statement))
-        text = _FOLD.sub("fold", "\n".join(kept))
-        return text.replace(folder, "") if folder else text  # as in the path of the label maps
+        folder = settings.get("work_dir")
+        folder = f"{folder.value}/" if isinstance(folder, ast.Constant) else ""
+        kept = []
+        for name, value in settings.items():
+            if name in _OF_A_REPETITION:
+                continue
+            for part in ast.walk(value):  # such as the path of the label maps
+                is_text = isinstance(part, ast.Constant) and isinstance(part.value, str)
+                if is_text and folder and part.value.startswith(folder):
+                    part.value = part.value.removeprefix(folder)
+            kept.append(f"{name} = {ast.unparse(value)}")
+        resumes = first.get("resume")
+        if "load_from" in first and not (isinstance(resumes, ast.Constant) and resumes.value):
+            kept.append(f"load_from = {ast.unparse(first['load_from'])}")  # the first weights
+        return _FOLD.sub("fold", "\n".join(kept))
 
     @property
     def next_commands(self) -> list[str]:
@@ -163,6 +178,15 @@ class Run:
         return max((max(curve) for curve in self.curves.values() if curve), default=0)
 
 
+def _assignments(text: str) -> dict[str, ast.expr]:
+    """Return the values that a config assigns to its top-level names."""
+    found = {}
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            found[statement.targets[0].id] = statement.value
+    return found
+
+
 def read_run(work_dir: Path) -> Run:
     """Read a work directory.
 
@@ -193,6 +217,8 @@ def read_run(work_dir: Path) -> Run:
     # mmengine's own Runner writes no run.json, and its config next to the scalars.
     config = _newest(folder, "*/config.py") or _newest(folder, "*/vis_data/config.py")
     cost = _newest(folder, f"*/{COST}")
+    starts = [log for log, one in records.items() if one.get("start_iteration") == 0]
+    first = starts[-1] / "config.py" if starts else None
     return Run(
         name=name,
         config="" if config is None else config.read_text(errors="replace"),
@@ -206,6 +232,7 @@ def read_run(work_dir: Path) -> Run:
         config_file=config,
         checkpoint=best_checkpoint(folder),
         cost={} if cost is None else _facts(read_object(cost)),
+        first_config=first.read_text(errors="replace") if first and first.is_file() else "",
     )
 
 
@@ -320,4 +347,5 @@ def _results(content: dict, pictures: Path) -> Results:
         examples=examples,
         ignore_index=int(content.get("ignore_index", 255)),  # 1.0.0 wrote none
         objects={name: float(share) for name, share in content.get("objects", {}).items()},
+        split=str(content.get("split", "")),
     )

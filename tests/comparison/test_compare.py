@@ -184,6 +184,18 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
     assert lines_with(line, "once")
     line = fails("compare", fcn, "--iterations", "3", "--minutes", "1", "--out", out + "2")
     assert lines_with(line, "one of them")
+    for words in (["--minutes", "0"], ["--iterations", "-3"], ["--jobs", "0"]):
+        line = fails("compare", fcn, *words, "--out", out + "2")
+        assert lines_with(line, " ".join(words), "must be positive")
+    no_views = write_config(folder, "del tta_pipeline\n", "no_views.py")
+    line = fails("compare", fcn, no_views, "--tta", "--out", out + "2")
+    assert lines_with(line, "--tta", "no_views.py", "tta_pipeline")
+    unlabeled = "test_dataloader = dict(val_dataloader, dataset=dict(dataset, pipeline="
+    splits = {"[load[0], load[2]]": "LoadAnnotations", "load, img_suffix='.x'": "no images"}
+    for pipeline, found in splits.items():
+        config = write_config(folder, f"{unlabeled}{pipeline}))\n", "unlabeled.py")
+        line = fails("compare", fcn, config, "--out", str(tmp_path / f"out{len(found)}"))
+        assert lines_with(line, "unlabeled.py", "test_dataloader", found)
     epochs = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\n"
     by_epochs = write_config(folder, epochs, "by_epochs.py")
     line = fails("compare", fcn, by_epochs, "--iterations", "3", "--out", out + "2")
@@ -221,14 +233,22 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
 
 def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
     config = write_config(tmp_path, name="own.py")
-    words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "0.01"]
+    words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "1"]
     assert commands.run("compare", [*words, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
     assert len(lines) == 4 and all(" && " in line and " test " in line for line in lines)
     seconds = json.loads((tmp_path / "out" / plan.PLAN).read_text())["costs"][0][1][0]
-    assert all(f"--iterations {max(1, round(0.6 / seconds))} " in line for line in lines)
+    assert all(f"--iterations {round(60 / seconds)} " in line for line in lines)
     assert ["randomness.seed=3" in line for line in lines] == [True, True, False, False]
     assert ["optim_wrapper.optimizer.lr=0.05" in line for line in lines] == [False, True] * 2
+
+
+def test_a_rate_that_is_chosen_on_the_tested_images_is_told(tmp_path):
+    """The images of the config are those of its validation."""
+    config = [str(write_config(tmp_path, name="own.py"))]
+    notes = plan.make_plan(config, [], [0], tmp_path / "a", rates=[1, 0.5]).notes
+    assert lines_with("\n".join(notes), "data: ", "rate", "test split")
+    assert plan.make_plan(config, [], [0], tmp_path / "b").notes == []
 
 
 class Finished:
@@ -252,6 +272,13 @@ def some_plan(out: Path, seeds: int) -> plan.Plan:
     cost = timing.Cost(0.001, 1.0, 1.0, 1, 1)
     lists = ["m"], ["d"], [*range(seeds)], [1.0], ["test"], ["mIoU"]
     return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, {("d", "m"): cost}, [])
+
+
+def test_a_time_that_is_too_short_for_an_iteration_is_refused(tmp_path):
+    made = some_plan(tmp_path, 1)
+    made.minutes = 0.001 / 60  # an iteration takes a millisecond
+    with raises_message(LaunchError, "m", where="--minutes ", todo="longer"):
+        made.runs  # noqa: B018
 
 
 def test_a_later_model_is_measured_by_its_ratio_to_the_first(tmp_path, monkeypatch):
@@ -305,6 +332,8 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
     assert sorted(seen)[:2] == [(0, "test", "6"), (0, "train", "6")]
     with raises_message(LaunchError, where="--gpus 3: ", todo="0 to 2"):
         execute.cards_of([3])
+    with pytest.raises(LaunchError, match="each one once"):
+        execute.cards_of([1, 1])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert execute.cards_of([3]) == ["3"]
 

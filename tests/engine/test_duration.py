@@ -1,6 +1,7 @@
 """A training of so many minutes: its iterations are measured, recorded and kept."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,6 +65,17 @@ def test_the_speed_is_that_of_a_few_iterations(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("'no_key' has no effect") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"data", "tiny.py", "work"}
     assert len(list((tmp_path / "work").glob("2*"))) == 1
+
+
+@pytest.mark.parametrize("batches", [1, 2, 20])
+def test_the_time_of_a_validation_is_that_of_all_its_batches(monkeypatch, batches):
+    """The first one takes 9 seconds and the others 2."""
+    clock = [0.0]
+    monkeypatch.setattr(duration.time, "perf_counter", lambda: clock[0])
+    model = Mock()
+    model.val_step = lambda batch: clock.append(clock.pop() + (2 if batch else 9))
+    found = duration._validation_seconds(Mock(val_dataloader=[*range(batches)], model=model))
+    assert found == (9 if batches == 1 else 2 * batches)
 
 
 @pytest.mark.usefixtures("_clock")

@@ -196,6 +196,25 @@ def test_runs_that_differ_in_seed_or_fold_are_one_group():
     assert all(name in html for name in names) and "ms+flip" in html
 
 
+def test_weights_and_models_are_no_repetitions():
+    """A run from other weights, and folders that are called like a model of their config."""
+    confusion = [[4, 0, 0], [0, 4, 0], [0, 0, 0]]
+
+    def sizes(first: str) -> list[int]:
+        runs = [with_config(a_run(str(seed), confusion), "ea", seed, 0) for seed in range(3)]
+        for one, weights in zip(runs, ("a.pth", "a.pth", "b.pth"), strict=True):
+            one.first_config = f"load_from = {weights!r}\n{first}"
+            one.config += "load_from = None\nresume = True\n"  # a resumed start
+        return [len(group) for group in group_runs(runs)]
+
+    assert sizes("resume = False\n") == [2, 1]
+    assert sizes("resume = True\n") == [3]  # continues another folder
+    runs = [a_run(name, confusion) for name in ("EAHead", "FCNHead")]
+    for one in runs:
+        one.config = f"model = dict(type={one.name!r})\nwork_dir = {one.name!r}\n"
+    assert [len(group) for group in group_runs(runs)] == [1, 1]
+
+
 class Images(list):
     metainfo = {"classes": CLASSES, "palette": PALETTE}
 
@@ -403,6 +422,32 @@ def work_dir(tmp_path_factory):
         options += [f"{split}_dataloader.{setting}" for setting in settings]
     train_here(CONFIGS / "ea_r18_shapes.py", folder / "run", *options)
     return folder / "run"
+
+
+def test_scores_of_other_images_are_told(work_dir, tmp_path, capsys):
+    """The validation of a run next to a test of another one; folds have images of their own."""
+    results = [*work_dir.glob("*/results.json")][-1]
+    names = ("a", "b", "fold1", "fold2")
+    splits = ("images/val", "images/test", "lists/fold1.txt", "lists/fold2.txt")
+    for number, (name, split) in enumerate(zip(names, splits, strict=True)):
+        content = json.loads(results.read_text()) | {"split": split, "images": 8 + number // 3}
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1/results.json").write_text(json.dumps(content | {"examples": []}))
+    assert run("report", [str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    out, err = capsys.readouterr()
+    assert lines_with(err, "b: ", "8 images of test", "8 images of val", "one split")
+    assert "on 8 images of val (" in out
+    assert run("report", [str(tmp_path / "fold1"), str(tmp_path / "fold2")]) == 0
+    assert "scores of" not in capsys.readouterr().err
+
+
+def test_a_run_is_named_once(work_dir, tmp_path, capsys):
+    """Also by a link such as `latest`: its scores would be in the mean twice."""
+    (tmp_path / "latest").symlink_to(work_dir)
+    assert run("report", [str(work_dir), str(tmp_path / "latest")]) == 1
+    assert lines_with(capsys.readouterr().err, "latest", str(work_dir), "once")
+    assert run("report", [str(work_dir), "--out", str(tmp_path / "scores.csv"), "--csv"]) == 1
+    assert lines_with(capsys.readouterr().err, "scores.csv", "scores.html")
 
 
 def test_figures_are_those_of_the_run(work_dir):

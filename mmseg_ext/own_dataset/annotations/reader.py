@@ -173,7 +173,7 @@ class Reader:
         """Return the files below a folder, or of a pattern; see `keyed_files`."""
         found = keyed_files(Path(source), cls.suffixes)
         annotations = [Annotation(key, (path,)) for path, key in found.items()]
-        return cls(annotations, is_pattern="*" in str(source))
+        return cls(annotations, is_pattern=not Path(source).is_dir())
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.
