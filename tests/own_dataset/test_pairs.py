@@ -263,7 +263,7 @@ PATTERNS = {  # the pattern, and the names of the files that it finds
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_have_the_rules_of_glob(pattern, tmp_path):
-    """A folder whose name has brackets is no pattern. The first * is the name, with what is next to it."""
+    """A folder whose name has brackets is no pattern; ? and [...] belong to the name, too."""
     write(tmp_path, ["x/1_m.png", "x/2_m.png", "x/10_m.png", "y/3_m.png", "z [1]/4_m.png"])
     found = {key.name for key in keyed_files(tmp_path / pattern).values()}
     assert found == set(PATTERNS[pattern])
