@@ -20,6 +20,7 @@ APERIO = '<Annotations Microns="0.2">\n<Annotation Id="1">\n<Regions>\n</Regions
 BOX_OF_VOC = "<annotation>\n<filename>a.png</filename><bndbox></bndbox></annotation>"
 POLYGON_OF_LABELME_3 = "<annotation verified='0'><polygon><pt></pt></polygon></annotation>"
 BOX = dict(id=1, image_id=1, category_id=1, bbox=[1, 1, 9, 9])
+OUTLINE = BOX | dict(segmentation=[[1, 1, 9, 1, 9, 9]])
 BOXES = dict(
     images=[dict(id=1, file_name="a.png"), dict(id=2, file_name="b.png")],
     annotations=[BOX, BOX | dict(id=2, image_id=2, segmentation=[])],
@@ -170,7 +171,7 @@ CASES = [
     (
         {
             "c.json": BOXES
-            | dict(annotations=[], images=[BOXES["images"][0] | dict(file_name="c.png")])
+            | dict(annotations=[OUTLINE], images=[BOXES["images"][0] | dict(file_name="c.png")])
         },
         "--coco c.json",
         "images",

@@ -249,6 +249,13 @@ def test_patterns_with_folders(pattern, tmp_path):
     assert find(tmp_path, "d", f"d/{pattern}") == (expected, [])
 
 
+def test_one_pattern_of_images_and_masks(tmp_path):
+    """As one folder of both: the words of the names tell masks from images."""
+    write(tmp_path, [f"x/{i}{end}.png" for i in range(3) for end in ("", "_mask")])
+    found, left_out = find(tmp_path, "x/*.png", "x/*.png")
+    assert found == {f"{i}.png": [f"{i}_mask.png"] for i in range(3)} and not left_out
+
+
 PATTERNS = {  # the pattern, and the names of the files that it finds
     "x/?_m.png": {"1", "2"},
     "x/[12]*_m.png": {"1", "2", "10"},

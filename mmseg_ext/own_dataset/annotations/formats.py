@@ -13,6 +13,9 @@ _DRAW = "draw its outlines as masks, as with cv2.fillPoly, and save PNG"
 _BOXES = "export polygons or masks, because boxes do not tell which pixels are objects"
 _COCO = "there export COCO"
 _DATUM = "datum convert -i DIR -f coco_instances -o NEW -if"
+# Without such an attribute its export has no category and no annotation.
+_VIA = "there give each region an attribute of type dropdown, such as class, then use Annotation > "
+_VIA += "Export Annotations (COCO format)"
 _SLICES = "save each slice as TIFF, as docs/own_dataset.md shows"
 _FRAMES = "save frames, as with ffmpeg -i FILE -r 1 DIR/%05d.png"
 # Marks are endings of the name, or expressions that all fit in the file, such as keys of JSON and
@@ -35,7 +38,7 @@ _FORMATS = (
     (r"<ASAP_Annotations\b", "of ASAP", _DRAW),
     (r"<annotation\b <polygon>", "of LabelMe 3", f"{_DATUM} label_me"),
     (r"<annotation\b <bndbox>", "of VOC's boxes", _BOXES),
-    ('"file_attributes"', "of VIA", "there use Annotation > Export Annotations (COCO format)"),
+    ('"file_attributes"', "of VIA", _VIA),
     ('"objects" "size" "tags"', "of Supervisely", "there run the app Export to COCO"),
     ('"lead_time"', "of Label Studio", _COCO),
     ('"annotations" "result" "data"', "of Label Studio", _COCO),
@@ -90,5 +93,5 @@ def require_no_other(folder: Path, suffixes: Sequence[str] = ()) -> None:
             raise ValueError(f"{path}: {found}{others}")
     if endings and suffixes:
         kinds = [f"{count} {ending}".strip() for ending, count in endings.most_common()]
-        todo = f"save each file as {', '.join(suffixes)}"
+        todo = f"give {', '.join(suffixes)}, or convert the files as docs/own_dataset.md shows"
         raise ValueError(f"{folder}: has only other files ({join_names(kinds, 3)}); {todo}")

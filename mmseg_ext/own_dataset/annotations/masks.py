@@ -348,7 +348,7 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     """Return whether values number objects, each in one region: `_CERTAIN`, `_PERHAPS` or nothing.
 
     Gray values do if they count from 1, or are in few masks, and masks have different ones. Many
-    values can do if they are above 255, in few masks, or the same in all masks.
+    values can do if they are above 255, in few masks, the same in all masks, or more than twenty.
     """
     numbers_of_maps = [set(map(number_of, part.values)) - {0} for part in maps]
     counts = np.array(list(map(len, numbers_of_maps)))
@@ -361,7 +361,9 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     in_few = counts.sum() < 2 * len(every)
     in_all = counts.sum() == len(maps) * len(every)
     are_counted = is_gray and differ and (from_one or in_few)
-    can_be_many = len(every) >= _MANY and (in_few or in_all)
+    # Else their number is a reason: slices of a stack show parts of all objects.
+    is_likely = in_few or in_all
+    can_be_many = len(every) >= _MANY and (is_likely or len(every) > _MOST_SHOWN)
     regions = []  # of each value of some masks
     looked_at = evenly(several, _MASKS_LOOKED_AT if are_counted or can_be_many else 0)
     for part in (maps[i] for i in looked_at):
@@ -373,4 +375,5 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
         return _CERTAIN
     if is_gray and max(every) > 255:  # as 26001 is a car
         return _PERHAPS
-    return _PERHAPS if can_be_many and np.mean(np.equal(regions, 1)) > 0.6 else ""
+    least = 0.6 if is_likely else 0.9
+    return _PERHAPS if can_be_many and np.mean(np.equal(regions, 1)) > least else ""
