@@ -53,6 +53,8 @@ class Coco(ShapeFiles):
         given = [source] if isinstance(source, str | Path) else source
         paths, files = list(map(Path, given)), []
         for path in paths:
+            if not path.exists():
+                raise ValueError(f"{path}: there is no such file; give a file of COCO, or a folder")
             found = [path]
             if path.is_dir():
                 found = [file for file in files_below(path) if file.suffix.lower() == ".json"]
