@@ -165,6 +165,14 @@ CASES = [
         "none of 2 pairs can be read, the first: x/a.json",
         ["docs/own_dataset.md"],
     ),
+    # Run lengths of Kaggle, and what is not there.
+    *(
+        ({"x/c.csv": "ImageId,EncodedPixels\na.png,1 3\n"}, f"{flag} {path}", "x/c.csv", ["PNG"])
+        for flag, path in (("--coco", "x/c.csv"), ("--coco", "x"), ("--masks", "x"))
+    ),
+    ({}, "--coco x", "x", ["there is no such file"]),
+    ({"x/c.tif": MASK}, "--masks x/c.tif", "x/c.tif", ["page"]),
+    ({"x/c.xml": "<a></a>"}, "--masks x", "x", ["docs/own_dataset.md"]),
     # What an error of names advises has the flag of the user.
     ({"x/c.json": dict(shapes=[])}, "--labelme x", "images", ["--labelme 'DIR/*_label.json'"]),
     ({"x/c.geojson": "[]"}, "--geojson x", "images", ["--geojson 'DIR/*_label.geojson'"]),
