@@ -154,7 +154,6 @@ setup(
         "mmlab": MMLAB,
         "det": DET,
         "cls": CLS,
-        "coco": ["pycocotools"],  # for compressed run lengths in annotations of your own
         "timm": ["timm>=1.0.9"],  # for encoders of timm; needs the torchvision of your torch
         "export": EXPORT,
         "docs": DOCS,

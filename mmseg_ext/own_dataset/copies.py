@@ -171,9 +171,10 @@ def add_notes_on_copies(
         notes.add(
             Rank.SCORE,
             f"{split}: {len(found)} of {count} images are copies of training images, also flipped "
-            f"or turned: compare {copy.image} and {original.image}; copies make the score too high",
+            f"or turned: compare {copy.image} and {original.image}; they make the score too high, "
+            "so move them into one split",
         )
-    if together and are_kept:
+    if together and are_kept and not leaked:  # a group of most images is divided
         copy, original = next(iter(together.values()))
         notes.add(
             Rank.LABELS,

@@ -119,7 +119,8 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     fixed = next(filter(is_pattern, range(len(parts))), len(parts))
     folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
     if folder.is_file():
-        raise ValueError(f"{folder}: is a file; give a folder")
+        todo = "give a folder, into which you save each page of a stack as a file"
+        raise ValueError(f"{folder}: is a file; {todo}")
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
     # What is compared is the first wildcard, else the name; `translate` gives (?s:TEXT)\Z.

@@ -224,6 +224,8 @@ def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) ->
             if len(same) > 1:
                 found = f"{len(same)} {kind} are called {name} ({join_names(same)})"
                 lines[name] = f"{found}; give one folder"
+                if len(set(same)) == 1:  # of a file that lists images
+                    lines[name] = f"{same[0]} lists {len(same)} images called {name}; keep one"
     return lines
 
 
@@ -249,15 +251,17 @@ def _explain_no_pair(items: Sequence[Item], reader: Reader, repeated: Mapping[st
 
 
 def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
-    """Return the masks in a folder that also has the images.
+    """Return the masks in a folder, or of a pattern, that also has the images.
 
     These are the files with a word for masks at the end of a folder or a name. If there are none,
     it is at the beginning, and if there are none either, they are all files but JPEGs; none, if
     that would be all.
     """
 
+    root = folder if folder.is_dir() else Path(os.path.commonpath([path.parent for path in paths]))
+
     def ends_as_masks(path: Path) -> bool:
-        return any(map(_MASK_NAME.search, path.relative_to(folder).with_suffix("").parts))
+        return any(map(_MASK_NAME.search, path.relative_to(root).with_suffix("").parts))
 
     def begins_as_masks(path: Path) -> bool:
         return _MASK_START.match(path.name) is not None

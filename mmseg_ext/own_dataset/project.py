@@ -32,7 +32,6 @@ from mmseg_ext.own_dataset.annotations.reader import (
     Reader,
     draw_objects,
     legend_of_objects,
-    values_of,
 )
 from mmseg_ext.own_dataset.classes import (
     IGNORED,
@@ -249,7 +248,8 @@ def _find_classes(
     read = usable(items)
     maps = [item.map for item in read]
     legend = legend_of_objects(maps) if reader.objects else reader.describe(maps)
-    if len(values_of(maps)) < 2:  # a problem or a note can tell why there is only one
+    shown = {value for part in maps for value, n in zip(part.values, part.counts, strict=True) if n}
+    if len(shown) < 2:  # a problem or a note can tell why there is only one
         problems = [item.problem for item in items if item.annotation and item.problem]
         legend.hint = next(iter([*problems, *map(str, about_maps)]), legend.hint)
     is_new = read_classes(data) is None
@@ -282,6 +282,14 @@ def _find_classes(
         np.add.at(item.counts, item.classes, item.map.counts)
         if item.counts[IGNORED] == item.counts.sum():
             item.problem = f"{item.annotation.path}: all its pixels are ignored"
+    shown = np.flatnonzero(np.sum([item.counts[:IGNORED] for item in read], axis=0))
+    if len(shown) < 2:
+        only = join_names([classes.names[i] for i in shown]) or "none"
+        hint = legend.hint or "a training needs two classes"
+        raise ValueError(
+            f"{read[0].annotation.path}: of the classes {join_names(classes.names)} this and all "
+            f"other annotations show only {only}; {hint}"
+        )
     return classes
 
 

@@ -551,9 +551,14 @@ def apply_lists(
             raise ValueError(f"{note}; write a name per line, such as {items[0].image.stem}")
         if listed or unknown:  # else it is empty
             notes.add(Rank.HINT, note)
+        repeated = [item for item in listed if item.list_file not in (None, file)]
+        if repeated:
+            text = f"{len(repeated)} images, such as {repeated[0].image.name}, are also in"
+            raise ValueError(
+                f"{file}: {text} {repeated[0].list_file}; drop them in one of these, or give "
+                "other lists with --split train=FILE val=FILE"
+            )
         for item in listed:
-            if item.list_file not in (None, file):
-                raise ValueError(f"{file}: {item.image.name} is also in {item.list_file}; drop one")
             item.split, item.list_file = earlier.get(item.name, split), file
             if item.split != split:
                 kept.append(item.name)

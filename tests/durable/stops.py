@@ -137,7 +137,7 @@ def start(
         train([str(word) for word in words])
 
     status, done, error = forked(run, root, at, how)
-    return status, error or (None if status else done)
+    return status, error or done or None
 
 
 # Differ between runs; an earlier best checkpoint can be of a shorter one.

@@ -1,6 +1,7 @@
 """Names of classes from the files of annotation tools, and masks of blended or declared values."""
 
 import json
+import shutil
 from pathlib import Path
 
 import cv2
@@ -373,6 +374,26 @@ def test_declared_nodata_is_ignored_unless_it_is_zero(missing, tmp_path, capsys)
         assert np.array_equal(label, expected)
     classes = read_classes(tmp_path / "p/data")
     assert classes and classes.numbers == {"0": 0, "1": 1} | ({"nodata": 255} if missing else {})
+
+
+def test_a_transparent_index_next_to_index_0_is_a_note(tmp_path, capsys):
+    """Both are background, so a class would vanish without a word."""
+
+    def run_with(index: int) -> str:
+        for i in range(4):
+            mask = Image.fromarray(label_of(i), "P")
+            mask.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+            mask.save(tmp_path / f"masks/{i}.png", transparency=index)
+        shutil.rmtree(tmp_path / "p", ignore_errors=True)
+        assert run(tmp_path) == 0
+        return capsys.readouterr().out
+
+    write(tmp_path, gray)
+    assert not lines_with(run_with(0), "transparent")
+    assert len(classes_of(tmp_path)) == 3
+    (note,) = lines_with(run_with(1), "transparent")
+    check_message(note, 4, todo=True)
+    assert len(classes_of(tmp_path)) == 2
 
 
 def test_pixels_without_data_are_no_object(tmp_path):

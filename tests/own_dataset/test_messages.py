@@ -20,6 +20,7 @@ APERIO = '<Annotations Microns="0.2">\n<Annotation Id="1">\n<Regions>\n</Regions
 BOX_OF_VOC = "<annotation>\n<filename>a.png</filename><bndbox></bndbox></annotation>"
 POLYGON_OF_LABELME_3 = "<annotation verified='0'><polygon><pt></pt></polygon></annotation>"
 BOX = dict(id=1, image_id=1, category_id=1, bbox=[1, 1, 9, 9])
+OUTLINE = BOX | dict(segmentation=[[1, 1, 9, 1, 9, 9]])
 BOXES = dict(
     images=[dict(id=1, file_name="a.png"), dict(id=2, file_name="b.png")],
     annotations=[BOX, BOX | dict(id=2, image_id=2, segmentation=[])],
@@ -164,13 +165,21 @@ CASES = [
         "none of 2 pairs can be read, the first: x/a.json",
         ["docs/own_dataset.md"],
     ),
+    # Run lengths of Kaggle, and what is not there.
+    *(
+        ({"x/c.csv": "ImageId,EncodedPixels\na.png,1 3\n"}, f"{flag} {path}", "x/c.csv", ["PNG"])
+        for flag, path in (("--coco", "x/c.csv"), ("--coco", "x"), ("--masks", "x"))
+    ),
+    ({}, "--coco x", "x", ["there is no such file"]),
+    ({"x/c.tif": MASK}, "--masks x/c.tif", "x/c.tif", ["page"]),
+    ({"x/c.xml": "<a></a>"}, "--masks x", "x", ["docs/own_dataset.md"]),
     # What an error of names advises has the flag of the user.
     ({"x/c.json": dict(shapes=[])}, "--labelme x", "images", ["--labelme 'DIR/*_label.json'"]),
     ({"x/c.geojson": "[]"}, "--geojson x", "images", ["--geojson 'DIR/*_label.geojson'"]),
     (
         {
             "c.json": BOXES
-            | dict(annotations=[], images=[BOXES["images"][0] | dict(file_name="c.png")])
+            | dict(annotations=[OUTLINE], images=[BOXES["images"][0] | dict(file_name="c.png")])
         },
         "--coco c.json",
         "images",

@@ -35,8 +35,9 @@ def write_coco(path: Path, names, categories=((1, "thing"),), **more) -> Path:
     images, objects = [], []
     for i, name in enumerate(names):
         images.append(dict(id=i, file_name=name, width=SIZE[0], height=SIZE[1]))
-        for number, _ in categories:
-            objects.append(dict(image_id=i, category_id=number, segmentation=[SQUARE]))
+        for place, (number, _) in enumerate(categories):
+            square = [length + place for length in SQUARE]  # none covers another one
+            objects.append(dict(image_id=i, category_id=number, segmentation=[square]))
     categories = [dict(id=number, name=name) for number, name in categories]
     content = dict(images=images, annotations=objects, categories=categories) | more
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -249,6 +249,13 @@ def test_patterns_with_folders(pattern, tmp_path):
     assert find(tmp_path, "d", f"d/{pattern}") == (expected, [])
 
 
+def test_one_pattern_of_images_and_masks(tmp_path):
+    """As one folder of both: the words of the names tell masks from images."""
+    write(tmp_path, [f"x/{i}{end}.png" for i in range(3) for end in ("", "_mask")])
+    found, left_out = find(tmp_path, "x/*.png", "x/*.png")
+    assert found == {f"{i}.png": [f"{i}_mask.png"] for i in range(3)} and not left_out
+
+
 PATTERNS = {  # the pattern, and the names of the files that it finds
     "x/?_m.png": {"1", "2"},
     "x/[12]*_m.png": {"1", "2", "10"},
@@ -263,7 +270,7 @@ PATTERNS = {  # the pattern, and the names of the files that it finds
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_have_the_rules_of_glob(pattern, tmp_path):
-    """A folder whose name has brackets is no pattern. The first * is the name, with what is next to it."""
+    """A folder whose name has brackets is no pattern; ? and [...] belong to the name, too."""
     write(tmp_path, ["x/1_m.png", "x/2_m.png", "x/10_m.png", "y/3_m.png", "z [1]/4_m.png"])
     found = {key.name for key in keyed_files(tmp_path / pattern).values()}
     assert found == set(PATTERNS[pattern])

@@ -5,10 +5,13 @@ import io
 import json
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 from mmengine.config import Config
 from PIL import Image
+from pycocotools import mask as rle
 
 from mmseg_ext.datasets.nuclei import draw_labels
 from mmseg_ext.errors import LabelError
@@ -16,6 +19,7 @@ from mmseg_ext.inference.objects import find_objects, geojson
 from mmseg_ext.own_dataset.annotations.coco import Coco
 from mmseg_ext.own_dataset.annotations.geojson import Geojson
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
+from mmseg_ext.own_dataset.annotations.polygons import _run_pixels
 from mmseg_ext.own_dataset.annotations.reader import IndexMap, draw_objects
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.item import usable
@@ -170,6 +174,65 @@ def test_ignored_pixels_are_no_objects():
     found = draw_objects(IndexMap(["background", "void", "a", "void"], indices), ["void"])
     assert found.values == ["no object", "object", "border", "void"]
     assert np.array_equal(found.indices, np.array([0, 3, 1, 3])[indices])
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=12, max_size=12),
+    st.sampled_from([(3, 4), (1, 12), (200, 150)]),
+)
+def test_compressed_run_lengths_are_those_of_pycocotools(values, size):
+    """Also long runs, whose text has several letters, and shorter ones than two runs before."""
+    mask = np.zeros(size, np.uint8, order="F")
+    flat = mask.ravel(order="F")
+    for start, value in zip(range(0, flat.size, max(1, flat.size // 12)), values, strict=False):
+        flat[start : start + value] = 1
+    mask = np.asfortranarray(flat.reshape(size, order="F"))
+    code = rle.encode(mask)
+    found = _run_pixels(dict(size=list(size), counts=code["counts"].decode()), size)
+    assert np.array_equal(found, mask > 0)
+
+
+WRONG_SHAPES = {  # of a file of COCO: what its line has
+    "numbers as text": (lambda box: dict(size=SIZE, counts="100,20,300"), "export"),
+    "too short": (lambda box: dict(size=SIZE, counts=[7, 9]), "16"),
+    "negative": (lambda box: dict(size=SIZE, counts=[7, -1, 1200 - 6]), "export"),
+    "nested": (lambda box: [[flat(box)]], "x, y, x, y"),
+    "names": (lambda box: [dict(x=1, y=2)] * 3, "x, y, x, y"),
+    "odd": (lambda box: [[*flat(box), 3]], "draw"),
+    "null": (lambda box: [[None] * 6], "finite"),
+    "box": (lambda box: [] if box == OBJECTS[0][1] else [flat(box)], "remove"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SHAPES)
+def test_a_wrong_shape_is_an_error_with_its_file(case, tmp_path):
+    form, value = WRONG_SHAPES[case]
+    path = write_json(tmp_path / "a.json", coco(form=form))
+    with raises_message(LabelError, value, where=f"{path}: a.jpg: "):
+        read(Coco.find(path))
+
+
+def test_numbers_as_texts_are_read(tmp_path):
+    content = coco(form=lambda box: [list(map(str, flat(box)))])
+    for item in content["annotations"]:
+        item.update(image_id=str(item["image_id"]), category_id=str(item["category_id"]))
+    label, _ = read(Coco.find(write_json(tmp_path / "a.json", content)))
+    assert np.array_equal(label, expected())
+    content["annotations"][0]["category_id"] = 99
+    with raises_message(LabelError, 99, where=str(tmp_path)):
+        read(Coco.find(write_json(tmp_path / "a.json", content)))
+
+
+def test_images_of_one_number_are_an_error(tmp_path):
+    """Their objects would be drawn on both; an image that is listed twice is one."""
+    content = coco()
+    first = content["images"][0]
+    content["images"].append(dict(first))
+    label, _ = read(Coco.find(write_json(tmp_path / "a.json", content)))
+    assert np.array_equal(label, expected())
+    content["images"].append(dict(first, file_name="b.jpg"))
+    with raises_message(LabelError, "a.jpg", "b.jpg", where=str(tmp_path), todo="id"):
+        Coco.find(write_json(tmp_path / "a.json", content))
 
 
 def test_groups_of_labelme_are_objects(tmp_path):

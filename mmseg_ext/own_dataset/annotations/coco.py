@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
+from urllib.parse import urlsplit
 
 from mmseg_ext.errors import LabelError
 from mmseg_ext.images.files import files_below
@@ -54,6 +53,8 @@ class Coco(ShapeFiles):
         given = [source] if isinstance(source, str | Path) else source
         paths, files = list(map(Path, given)), []
         for path in paths:
+            if not path.exists():
+                raise ValueError(f"{path}: there is no such file; give a file of COCO, or a folder")
             found = [path]
             if path.is_dir():
                 found = [file for file in files_below(path) if file.suffix.lower() == ".json"]
@@ -67,7 +68,7 @@ class Coco(ShapeFiles):
         for path in files:
             with reading(path, cls.flag):
                 content = json.loads(path.read_bytes())  # UTF-8, also with a byte order mark
-                categories = dict(sorted(_categories(content).items()))
+                categories = _categories(content)
                 names.update(dict.fromkeys(categories.values()))
                 notes += notes_on_equal(categories, path)
                 objects += content["annotations"]
@@ -79,8 +80,9 @@ class Coco(ShapeFiles):
                     split = split or split_in(path.parent.name)
                 annotations += _annotations(path, content, categories, split)
         drawn = (item.get("segmentation", "segments_info" in item) for item in objects)
-        if objects and not any(drawn):
-            text = f"has only boxes or points ({len(objects)} in all files)"
+        if not any(drawn):
+            has = f"has only boxes or points ({len(objects)} in all files)"
+            text = has if objects else "has no annotations, as a list of images without labels"
             raise LabelError(f"{files[0]}: {text}; export polygons or masks")
         return cls(annotations, names=list(names), notes=notes, stuff=stuff)
 
@@ -103,26 +105,22 @@ class Coco(ShapeFiles):
         has_wrong_sides = by_label_studio and declared == (width, height)
         shapes = []
         for item in objects:
-            label, form = categories[item["category_id"]], item.get("segmentation") or []
+            label, form = _label(item, categories), item.get("segmentation") or []
             if self.objects and label in self.stuff:
                 label = BACKGROUND
-            # Polygons are x, y, x, y, ..., a list of these, or points (x, y).
             if isinstance(form, dict):
                 shapes.append(Shape(label, run_lengths=form))
-            elif form and not isinstance(form[0], list):
-                shapes.append(Shape(label, [form]))
-            elif len(form) > 2 and all(len(part) == 2 for part in form):
-                shapes.append(Shape(label, [np.ravel(form).tolist()]))
+            elif form and all(not isinstance(part, list) or len(part) == 2 for part in form):
+                shapes.append(Shape(label, [form]))  # one polygon: x, y, x, y, ..., or its points
             else:
                 shapes.append(Shape(label, [polygon for polygon in form if polygon]))
             if has_wrong_sides:
-                factors = width / height, height / width
-                parts = [np.reshape(part, (-1, 2)) * factors for part in shapes[-1].polygons]
-                shapes[-1].polygons = [part.ravel().tolist() for part in parts]
+                for polygon in shapes[-1].polygons:
+                    polygon.reshape(-1, 2)[:] *= width / height, height / width
         return shapes, size if has_wrong_sides else declared
 
     def _read_panoptic(
-        self, path: Path, item: dict[str, Any], categories: dict[Any, str], sizes: Sequence[Size]
+        self, path: Path, item: dict[str, Any], categories: dict[str, str], sizes: Sequence[Size]
     ) -> IndexMap:
         """Return a PNG of a panoptic file: a color is the number of a segment, red its low byte."""
         file = path.with_suffix("") / item["file_name"]
@@ -132,43 +130,60 @@ class Coco(ShapeFiles):
         labels = {}
         for segment in item["segments_info"]:
             color = int(segment["id"]).to_bytes(3, "little")
-            label = categories[segment["category_id"]]
+            label = _label(segment, categories)
             if not (self.objects and label in self.stuff):
                 labels[int.from_bytes(color, "big")] = label
         values = [labels.get(color_of(code), BACKGROUND) for code in mask.values]
         return IndexMap(values, mask.indices, mask.notes)
 
 
-def _categories(content: dict[str, Any]) -> dict[Any, str]:
-    """Return the label of each category's number, without Roboflow's category of all others.
+def _label(item: dict[str, Any], categories: dict[str, str]) -> str:
+    """Return the label of an object; some files mix "3" and 3."""
+    number = item["category_id"]
+    if str(number) not in categories:
+        raise ValueError(f"an object has the category {number}, which the file does not list")
+    return categories[str(number)]
+
+
+def _categories(content: dict[str, Any]) -> dict[str, str]:
+    """Return the label of each category's number, in order, without Roboflow's one of all others.
 
     It has the number 0, no objects, and is the supercategory of others.
     """
     entries = content["categories"]
     used = set()
     for item in content["annotations"]:
-        used.update(part.get("category_id") for part in (item, *item.get("segments_info", ())))
+        parts = (item, *item.get("segments_info", ()))
+        used.update(str(part.get("category_id")) for part in parts)
     groups = {entry.get("supercategory") for entry in entries}
     categories = {}
-    for entry in entries:
-        if entry["id"] != 0 or entry["id"] in used or entry["name"] not in groups:
-            categories[entry["id"]] = label_of(entry["name"])
+    for entry in sorted(entries, key=lambda entry: str(entry["id"]).zfill(9)):
+        number = str(entry["id"])
+        if number != "0" or number in used or entry["name"] not in groups:
+            categories[number] = label_of(entry["name"])
     return categories
 
 
 def _annotations(
-    path: Path, content: dict[str, Any], categories: dict[Any, str], file_split: str | None
+    path: Path, content: dict[str, Any], categories: dict[str, str], file_split: str | None
 ) -> Iterator[Annotation]:
     """Yield each image of a file, and each image that only objects name."""
     info, objects = content.get("info"), defaultdict(list)
     by_label_studio = isinstance(info, dict) and info.get("contributor") == "Label Studio"
     for item in content["annotations"]:
         objects[str(item["image_id"])].append(item)  # some files mix "3" and 3
-    known = set()
+    known: dict[str, str] = {}  # the name of each number
     for entry in content["images"]:
-        number = str(entry["id"])
-        known.add(number)
-        file_name = entry["file_name"].replace("\\", "/")  # Windows' separators
+        number, given = str(entry["id"]), entry["file_name"]
+        other = known.get(number)
+        if other == given:  # listed twice
+            continue
+        known[number] = given
+        if other is not None:
+            text = f"{other} and {given} both have the id {number}, so their objects are not known"
+            raise ValueError(f"{text}; give each image its own id")
+        file_name = urlsplit(given).path if "://" in given else given
+        file_name = file_name.strip().replace("\\", "/")  # Windows' separators
         folder_split, name = key_of(Path(file_name.lstrip("/")))
         image = (entry, objects[number], categories, by_label_studio)
         key = Key(folder_split or file_split, name)

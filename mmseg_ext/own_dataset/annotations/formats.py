@@ -8,12 +8,16 @@ from pathlib import Path
 from mmseg_ext.errors import join_names, pointer_problem
 from mmseg_ext.images.files import files_below
 
-_TEXTS = (".json", ".geojson", ".ndjson", ".xml", ".txt")  # files in which texts are marks
+_TEXTS = (".csv", ".json", ".geojson", ".ndjson", ".xml", ".txt")  # files in which texts are marks
 _DRAW = "draw its outlines as masks, as with cv2.fillPoly, and save PNG"
 _BOXES = "export polygons or masks, because boxes do not tell which pixels are objects"
 _COCO = "there export COCO"
 _DATUM = "datum convert -i DIR -f coco_instances -o NEW -if"
+# Without such an attribute its export has no category and no annotation.
+_VIA = "there give each region an attribute of type dropdown, such as class, then use Annotation > "
+_VIA += "Export Annotations (COCO format)"
 _SLICES = "save each slice as TIFF, as docs/own_dataset.md shows"
+_RUNS = "save masks as PNG, drawn with mask.T.flat[start - 1 : start - 1 + length] = 1"
 _FRAMES = "save frames, as with ffmpeg -i FILE -r 1 DIR/%05d.png"
 # Marks are endings of the name, or expressions that all fit in the file, such as keys of JSON and
 # the root of XML. The first row counts that has one of its endings, or all of its expressions.
@@ -35,7 +39,7 @@ _FORMATS = (
     (r"<ASAP_Annotations\b", "of ASAP", _DRAW),
     (r"<annotation\b <polygon>", "of LabelMe 3", f"{_DATUM} label_me"),
     (r"<annotation\b <bndbox>", "of VOC's boxes", _BOXES),
-    ('"file_attributes"', "of VIA", "there use Annotation > Export Annotations (COCO format)"),
+    ('"file_attributes"', "of VIA", _VIA),
     ('"objects" "size" "tags"', "of Supervisely", "there run the app Export to COCO"),
     ('"lead_time"', "of Label Studio", _COCO),
     ('"annotations" "result" "data"', "of Label Studio", _COCO),
@@ -49,6 +53,7 @@ _FORMATS = (
     ('"data_row"', "of Labelbox", _DRAW),
     ('"annotations" "coordinates" "image"', "of Create ML's boxes", _BOXES),
     ('"shapes" "imagePath"', "of labelme", "use --labelme DIR"),
+    ("^ImageId.*,EncodedPixels", "of Kaggle's run lengths", _RUNS),
     ('"features"', "GeoJSON", "use --geojson DIR"),
     ('"images" "categories"', "of COCO", "use --coco FILE"),
     (r"^\d+([^\S\n]+[\d.e-]+){4}[^\S\n]*$", "of YOLO's boxes", _BOXES),
@@ -90,5 +95,5 @@ def require_no_other(folder: Path, suffixes: Sequence[str] = ()) -> None:
             raise ValueError(f"{path}: {found}{others}")
     if endings and suffixes:
         kinds = [f"{count} {ending}".strip() for ending, count in endings.most_common()]
-        todo = f"save each file as {', '.join(suffixes)}"
+        todo = f"give {', '.join(suffixes)}, or convert the files as docs/own_dataset.md shows"
         raise ValueError(f"{folder}: has only other files ({join_names(kinds, 3)}); {todo}")

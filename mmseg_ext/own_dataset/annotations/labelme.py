@@ -49,4 +49,4 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
     elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
         return Shape(label, skipped=kind)
-    return Shape(label, [points.ravel().tolist()], group=group)
+    return Shape(label, [points], group=group)

@@ -40,8 +40,8 @@ PALETTE, COLOR = 1, 2  # kinds of codes; gray is 0
 NODATA = 3 << 40  # the code of pixels that a GeoTIFF declares to be without data
 _BLACK = COLOR << 40
 _BOTH_BLACK = (
-    "a mask has transparent and black pixels, which are one class; if black is another one, save "
-    "it in a color"
+    "a mask has transparent pixels, and others of 0 or black, which are one class; if they are "
+    "two, save it without transparency, and black in a color"
 )
 _RGB = np.array([0x10000, 0x100, 1])
 _FEW = 4  # values; fewer are no numbers of objects
@@ -193,6 +193,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         missing = pixels.without_data()
         pixels = replace(pixels, values=np.where(missing[..., None], 0, pixels.values))
     values = _whole_numbers(pixels)
+    transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
     if binary:
         is_white = values.max(2, keepdims=True) > np.iinfo(values.dtype).max // 2
         values = np.where(is_white, np.uint8(255), np.uint8(0))
@@ -203,7 +204,7 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         if pixels.palette is not None:  # (N, 4) RGBA
             colors = pixels.palette[own]
             codes = PALETTE << 40 | own << 24 | colors[:, :3] @ _RGB
-            codes[colors[:, 3] == 0] = _BLACK
+            transparent |= (colors[:, 3] == 0)[found.indices]
     else:
         if values.max() > 255:  # of 16 bits, which mostly repeat 8
             if (values % 257).any():
@@ -215,7 +216,6 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         largest = np.maximum.reduce([own >> 16, own >> 8 & 255, own & 255])
         codes = COLOR << 40 | largest << 24 | own
     found.values = codes.tolist()
-    transparent = (pixels.values[..., list(pixels.alpha)] == 0).any(2)
     if not (transparent | missing).any():
         return found
     codes = np.array(found.values)[found.indices]
@@ -243,7 +243,9 @@ def _whole_numbers(pixels: Photo) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # NaN, which differs from its integer
         numbers = values.astype(np.int64)
     if (numbers != values).any() or numbers.min() < 0 or numbers.max() > 0xFFFF:
-        found = f"{values.dtype} values from {values.min()} to {values.max()}"
+        found = f"{values.dtype} values from {np.nanmin(values)} to {np.nanmax(values)}"
+        if np.isnan(values).any():
+            raise ValueError(f"{found}, and NaN; declare NaN as no data, or save a number for it")
         raise ValueError(f"{found}; save whole numbers of 0 to 65535")
     return numbers.astype(np.uint16)
 
@@ -346,7 +348,7 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     """Return whether values number objects, each in one region: `_CERTAIN`, `_PERHAPS` or nothing.
 
     Gray values do if they count from 1, or are in few masks, and masks have different ones. Many
-    values can do if they are above 255, in few masks, or the same in all masks.
+    values can do if they are above 255, in few masks, the same in all masks, or more than twenty.
     """
     numbers_of_maps = [set(map(number_of, part.values)) - {0} for part in maps]
     counts = np.array(list(map(len, numbers_of_maps)))
@@ -359,7 +361,9 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
     in_few = counts.sum() < 2 * len(every)
     in_all = counts.sum() == len(maps) * len(every)
     are_counted = is_gray and differ and (from_one or in_few)
-    can_be_many = len(every) >= _MANY and (in_few or in_all)
+    # Else their number is a reason: slices of a stack show parts of all objects.
+    is_likely = in_few or in_all
+    can_be_many = len(every) >= _MANY and (is_likely or len(every) > _MOST_SHOWN)
     regions = []  # of each value of some masks
     looked_at = evenly(several, _MASKS_LOOKED_AT if are_counted or can_be_many else 0)
     for part in (maps[i] for i in looked_at):
@@ -371,4 +375,5 @@ def _count_objects(maps: Sequence[StoredMap], number_of: Callable) -> str:
         return _CERTAIN
     if is_gray and max(every) > 255:  # as 26001 is a car
         return _PERHAPS
-    return _PERHAPS if can_be_many and np.mean(np.equal(regions, 1)) > 0.6 else ""
+    least = 0.6 if is_likely else 0.9
+    return _PERHAPS if can_be_many and np.mean(np.equal(regions, 1)) > least else ""

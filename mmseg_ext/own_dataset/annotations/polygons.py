@@ -41,14 +41,33 @@ _NO_SIZE = "shapes without a size are read as on the upright photo, not as on th
 
 @dataclass
 class Shape:
-    """A region with a label, and its pixels in another field."""
+    """A region with a label, and its pixels in another field.
+
+    Raises:
+        ValueError: if a polygon is not of pairs of numbers.
+    """
 
     label: str
-    polygons: Sequence[Sequence[float]] = ()  # x, y, x, y, ... of each part
+    polygons: Sequence[Any] = ()  # x, y, x, y, ... of each part, also as points; arrays (N,) then
     run_lengths: Any = None  # COCO's dictionary with counts
     patch: Mapping[str, Any] | None = None  # labelme's PNG of a part of the image
     skipped: str = ""  # what it is, if it is not drawn
     group: Any = None  # shapes of a label in one group are parts of one object
+
+    def __post_init__(self):
+        arrays = []
+        for polygon in self.polygons:
+            try:
+                points = np.array(polygon, float)
+            except (TypeError, ValueError):
+                points = np.empty((0, 0))
+            if points.ndim != 1 and points.shape[1:] != (2,):
+                text = f"a polygon of a {self.label} is not a list of numbers"
+                raise ValueError(f"{text}; write it as x, y, x, y, ...")
+            if points.size % 2:
+                raise ValueError(f"a polygon of a {self.label} has an x without a y; draw it again")
+            arrays.append(points.ravel())
+        self.polygons = arrays
 
 
 @dataclass
@@ -125,7 +144,7 @@ def _draw(every: Sequence[Shape], size: Size, small_last: bool, objects: bool) -
 
     With `objects` each shape has its own index, or each group of shapes.
     """
-    shapes, notes = [], []
+    shapes, notes, empty = [], [], []
     for shape in every:
         if shape.polygons and max(map(len, shape.polygons)) < 6:
             shape.skipped = "polygon of less than three points"
@@ -145,18 +164,23 @@ def _draw(every: Sequence[Shape], size: Size, small_last: bool, objects: bool) -
         index = index_of.setdefault(key, len(labels))
         if index == len(labels):
             labels.append(shape.label)
+        parts: list[tuple[slice, np.ndarray]] = []  # rows, and pixels in them
         if shape.patch is not None:
-            indices[_patch_pixels(shape.patch, size)] = index
+            parts.append((slice(None), _patch_pixels(shape.patch, size)))
         elif shape.run_lengths is not None:
-            indices[_run_pixels(shape.run_lengths, size)] = index
+            parts.append((slice(None), _run_pixels(shape.run_lengths, size)))
         elif shape.polygons:
-            for polygon in shape.polygons:
-                rows, inside = _fill(np.array(polygon, float).reshape(-1, 2), size)
-                indices[rows][inside] = index
+            parts += [_fill(polygon.reshape(-1, 2), size) for polygon in shape.polygons]
         else:
-            raise ValueError(f"a {shape.label} has no polygon, as in a file for boxes")
-    if len(labels) > 1 and not indices.any():
-        notes.append("no shape covers a pixel of its photo: are the coordinates its pixels?")
+            text = f"a {shape.label} has no polygon, as in a file for boxes"
+            raise ValueError(f"{text}; draw it, or remove it from the file")
+        if not any(inside.any() for _, inside in parts):
+            empty.append("a shape covers no pixel of its photo: is it too small, or outside?")
+        for rows, inside in parts:
+            indices[rows][inside] = index
+    if shapes and len(empty) == len(shapes):
+        empty = ["no shape covers a pixel of its photo: are the coordinates its pixels?"]
+    notes += empty
     return IndexMap(labels, indices, notes)
 
 
@@ -194,7 +218,7 @@ def _area(shape: Shape, size: Size) -> float:
         return float(_run_pixels(shape.run_lengths, size).sum())
     area = 0.0
     for polygon in shape.polygons:
-        area += cv2.contourArea(np.array(polygon, np.float32).reshape(-1, 1, 2))
+        area += cv2.contourArea(polygon.astype(np.float32).reshape(-1, 1, 2))
     return area
 
 
@@ -240,13 +264,29 @@ def _patch_pixels(patch: Mapping[str, Any], size: Size) -> np.ndarray:
 
 
 def _run_pixels(run_lengths: Mapping[str, Any], size: Size) -> np.ndarray:
-    """Return the pixels (H, W) of COCO's run lengths, which go down the columns."""
+    """Return the pixels (H, W) of COCO's run lengths, which go down the columns.
+
+    A text of them has five bits in each letter, from "0" on, the lowest first; 32 is for more. From
+    the third number on these are differences from the number before the last.
+
+    Raises:
+        ValueError: unless they are those of the image's pixels.
+    """
     counts = run_lengths["counts"]
     require_size(tuple(run_lengths.get("size", size)), [size])  # before such an array exists
-    if isinstance(counts, list):
-        return np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(size, order="F")
-    try:
-        from pycocotools import mask as masks
-    except ImportError:
-        raise ValueError("compressed run lengths need: pip install pycocotools") from None
-    return masks.decode(run_lengths) > 0  # type: ignore  # its types demand a TypedDict
+    if isinstance(counts, str):
+        text, counts, value, shift = counts, [], 0, 0
+        for letter in text.encode():
+            value += (letter - 48 & 31) << shift
+            shift += 5
+            if letter - 48 & 32:
+                continue
+            if letter - 48 & 16:
+                value -= 1 << shift
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    if min(counts, default=0) < 0 or sum(counts) != size[0] * size[1]:
+        text = f"run lengths of {sum(counts):g} pixels, but the image has {size[0] * size[1]}"
+        raise ValueError(f"{text}; export them again")
+    is_object = np.arange(len(counts)) % 2 == 1
+    return np.repeat(is_object, np.array(counts, int)).reshape(size, order="F")

@@ -65,7 +65,7 @@ class Yolo(ShapeFiles):
                 )
             label = self.labels.get(int(values[0]), str(int(values[0])))
             points = values[1:].reshape(-1, 2) * size[::-1]
-            shapes.append(Shape(label, [points.ravel().tolist()]))
+            shapes.append(Shape(label, [points]))
         return shapes, size
 
 
