@@ -149,7 +149,7 @@ def misfitting_schedules(runner: Runner) -> Iterator[str]:
     """Yield warnings about learning rates that do not follow the length of the training.
 
     Nothing else shows them: a schedule of 160,000 iterations that is cut after 1,000 has hardly
-    left its warm-up, and one that ended at 0 trains nothing.
+    left its warm-up, and after its end at 0 nothing is trained.
     """
     loop, schedules = runner.train_loop, as_list(runner.cfg.get("param_scheduler"))
     schedules = [one for one in schedules if isinstance(one, Mapping) and "type" in one]

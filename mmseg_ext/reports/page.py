@@ -120,7 +120,7 @@ def scores_text(runs: Sequence[Run], suffix: str) -> str:
 
 
 class Summary(NamedTuple):
-    """The scores of runs that repeat one experiment; a score that one of them lacks is NaN."""
+    """The scores of runs that repeat an experiment; NaN where a run lacks the score."""
 
     mean: Table
     deviation: Table | None  # None for two runs
@@ -153,8 +153,8 @@ def _summaries(runs: Sequence[Run]) -> dict[str, Summary]:
 def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     """Return a row for each run, and for each group of repetitions after its runs.
 
-    A row has the name, and the mIoU in percent without and with test-time augmentation; that of a
-    group is the mean with its `spread`.
+    A row has the name, and the mIoU in percent without and with test-time augmentation. A group has
+    the mean with its `spread`.
     """
     rows = []
     tested = [run for run in runs if run.results is not None]

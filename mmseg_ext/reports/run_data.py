@@ -87,7 +87,7 @@ class Run:
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
     `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
-    options of the training, `first_config` the text of the one with which the run began, and
+    options of the training, `first_config` the text of the config of its first start, and
     `checkpoint` the best checkpoint, else the last.
     """
 
