@@ -96,9 +96,9 @@ def paired_draws(
 def interval_of(draws: np.ndarray, images: int) -> list[float] | None:
     """Return the 95 % interval of draws of so many images; None for fewer than six.
 
-    The percentiles are further out than 2.5 and 97.5 %, by the rule for expanded percentile intervals
-    (Hesterberg 2015, arXiv 1411.5279). Without it, intervals of equal models leave out zero in one
-    of ten tables with ten images, and in one of two with two images. Five images cannot show a
+    The percentiles are further out than 2.5 and 97.5 %, by Hesterberg's rule for expanded
+    percentile intervals (arXiv 1411.5279). Without it, intervals of equal models leave out zero in
+    one of ten tables with ten images, and in one of two with two images. Five images cannot show a
     difference at this level: equal signs in all five have a probability of 1/16.
     """
     if images < _LEAST_IMAGES:
