@@ -37,8 +37,9 @@ def check_run(runner: Runner, trains: bool) -> None:
         if reads_to_the_end and isinstance(sampler, InfiniteSampler):
             raise LaunchError(f"{stage}_dataloader.sampler: InfiniteSampler never ends this loop")
         if reads_to_the_end and len(loop.dataloader) == 0:
+            dataset: Any = loop.dataloader.dataset
             raise LaunchError(
-                f"{stage}_dataloader: its {len(loop.dataloader.dataset)} images give no batch; "
+                f"{stage}_dataloader: its {len(dataset)} images give no batch; "
                 "check the folder and the list of images, or set drop_last=False"
             )
     if getattr(runner._train_loop, "val_interval", 1) == 0:

@@ -75,13 +75,13 @@ def report(
     for i, run in enumerate(runs):
         if names.count(run.name) > 1:  # the page needs unique names
             run.name += f" ({i + 1})"
-    tested = [run for run in runs if run.results is not None]
-    for run in tested:
-        own, first = run.results.images_of, tested[0].results.images_of
-        if own != first:
+    tested = [(run, run.results.images_of) for run in runs if run.results is not None]
+    for run, images in tested:
+        first, of_first = tested[0]
+        if images != of_first:
             run.notes.append(
-                f"{run.name}: has scores of {own}, but {tested[0].name} of {first}; to compare the "
-                "models, test both on one split"
+                f"{run.name}: has scores of {images}, but {first.name} of {of_first}; to compare "
+                "the models, test both on one split"
             )
     file = Path(out) if out else Path(work_dirs[0], "report.html")
     if file.suffix in (".csv", ".tex"):
@@ -172,7 +172,7 @@ def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
             for column in columns:
                 mean, percents = float(np.mean(column)), 100 * np.array(column)
                 known = not np.isnan(mean)
-                cells.append(f"{percent(mean, 2)} {spread(percents, 2)}" if known else "")
+                cells.append(f"{percent(mean, 2)} {spread(percents.tolist(), 2)}" if known else "")
             other = f" like {group[0].name}" if len(groups) > 1 else ""
             rows.append((f"mean of {len(group)} runs{other}", *cells))
     return rows

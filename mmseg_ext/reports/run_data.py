@@ -137,10 +137,11 @@ class Run:
         for name, value in settings.items():
             if name in _OF_A_REPETITION:
                 continue
+            part: Any
             for part in ast.walk(value):  # such as the path of the label maps
-                is_text = isinstance(part, ast.Constant) and isinstance(part.value, str)
-                if is_text and folder and part.value.startswith(folder):
-                    part.value = part.value.removeprefix(folder)
+                text = getattr(part, "value", None)
+                if isinstance(text, str) and folder:
+                    part.value = text.removeprefix(folder)
             kept.append(f"{name} = {ast.unparse(value)}")
         resumes = first.get("resume")
         if "load_from" in first and not (isinstance(resumes, ast.Constant) and resumes.value):
