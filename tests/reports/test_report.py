@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
