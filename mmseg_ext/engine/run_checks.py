@@ -17,6 +17,7 @@ from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.engine.config import as_list, inner_datasets, nearest, type_name
+from mmseg_ext.engine.run_record import crops_of
 from mmseg_ext.errors import CheckpointError, LaunchError, format_error, join_names
 from mmseg_ext.upstream import built_dataloaders
 
@@ -180,17 +181,25 @@ def misfitting_schedules(runner: Runner) -> Iterator[str]:
             yield f"{place} {unit} at a rate of 0, so the last {left:,} train nothing; set end"
 
 
-class SameClasses(Hook):
+class SameData(Hook):
     """Refuses to test or to resume a checkpoint that was trained with other classes.
 
-    A class that is at another place would be scored as another one. Only names can change.
+    A class that is at another place would be scored as another one. Only names can change. Crops of
+    another size are a warning: `train --size` also changes the scale of the images.
     """
 
     def __init__(self, loop: str):
         self.loop = loop  # test_loop or train_loop
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        meta = (checkpoint.get("meta") or {}).get("dataset_meta") or {}
+        meta = checkpoint.get("meta") or {}
+        size = tuple(meta.get("crop_size") or ())  # written by `RunRecordHook`
+        if size and crops_of(runner.cfg) not in (None, size):
+            runner.logger.warning(
+                f"crop_size={crops_of(runner.cfg)}: the checkpoint was trained with {size}, so the "
+                "images can have another scale; use the config in the folder of its run"
+            )
+        meta = meta.get("dataset_meta") or {}
         dataset = next(inner_datasets(getattr(runner, self.loop).dataloader.dataset))
         trained, own = list(meta.get("classes") or ()), list(dataset.metainfo.get("classes") or ())
         if not trained or not own or trained == own:
