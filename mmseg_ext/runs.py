@@ -8,7 +8,7 @@ from mmseg_ext.cost.model_cost import write_cost
 from mmseg_ext.engine.amp import bfloat16_autocast
 from mmseg_ext.engine.build import Training, build_test_runner, decide_resuming, safely
 from mmseg_ext.engine.duration import iterations_in, recorded_iterations
-from mmseg_ext.engine.run_checks import SameClasses
+from mmseg_ext.engine.run_checks import SameData
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports.results_hook import seen_data
 from mmseg_ext.terminal import ProgressHook, logged_warnings
@@ -80,7 +80,7 @@ def train(
         runner = training.build(resume)
         runner.register_hook(ProgressHook())
         if resume:
-            runner.register_hook(SameClasses("train_loop"))
+            runner.register_hook(SameData("train_loop"))
         with safely(runner.cfg, runner.model):
             runner.train()
         write_cost(runner)
@@ -144,7 +144,7 @@ def test(
             None if show_dir is None else str(show_dir),
             show_seconds,
         )
-        runner.register_hook(SameClasses("test_loop"))
+        runner.register_hook(SameData("test_loop"))
         autocast = bfloat16_autocast(next(runner.model.parameters()).device, amp)
         loop: Any = runner.test_loop
         loop.fp16 |= amp  # else the loop disables autocast

@@ -51,7 +51,8 @@ def main() -> NoReturn:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...")
     args = parser.parse_args(sys.argv[1:] or ["--help"])
-    sys.argv = [f"mmseg-ext {args.command}", *args.flags]
+    flags = sys.argv[sys.argv.index(args.command) + 1 :]  # argparse leaves out a `--`
+    sys.argv = [f"mmseg-ext {args.command}", *flags]
     start(args.command)
 
 

@@ -5,8 +5,8 @@ images are drawn again with replacement, the same for both models, and the score
 compared. The interval shows how much a difference depends on the images of the test. How much it
 depends on the training is the deviation over seeds.
 
-Images count as independent, so the frames of a video give an interval that is too narrow. And each
-interval is one of its own: of twenty that compare equal models, one is expected without zero.
+Images count as independent, so frames of a video give an interval that is too narrow. The level is
+for a single difference: if all models are equal, one interval in twenty leaves out zero.
 """
 
 import base64
@@ -96,9 +96,10 @@ def paired_draws(
 def interval_of(draws: np.ndarray, images: int) -> list[float] | None:
     """Return the 95 % interval of draws of so many images; None for fewer than six.
 
-    The percentiles are those of Hesterberg's expanded percentile interval (2015, arXiv 1411.5279).
-    Those of 2.5 and 97.5 % would be too narrow for few images: with ten, equal models differ in one
-    of ten tables. With five images even equal signs in all of them are no evidence at this level.
+    The percentiles are further out than 2.5 and 97.5 %, by Hesterberg's rule for expanded
+    percentile intervals (arXiv 1411.5279). Without it, intervals of equal models leave out zero in
+    one of ten tables with ten images, and in one of two with two images. Five images cannot show a
+    difference at this level: equal signs in all five have a probability of 1/16.
     """
     if images < _LEAST_IMAGES:
         return None
@@ -197,7 +198,7 @@ Tested = dict[int, tuple[Run, Images]]  # by seed
 
 
 class _Statistics(NamedTuple):
-    """What the table says of a model on a data set, or of its mean over data sets."""
+    """Scores and difference of a model on a data set, or their means over data sets."""
 
     seeds: dict[int, float]
     mean: float | None = None

@@ -17,6 +17,7 @@ from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.engine.config import as_list, inner_datasets, nearest, type_name
+from mmseg_ext.engine.run_record import crops_of
 from mmseg_ext.errors import CheckpointError, LaunchError, format_error, join_names
 from mmseg_ext.upstream import built_dataloaders
 
@@ -37,8 +38,9 @@ def check_run(runner: Runner, trains: bool) -> None:
         if reads_to_the_end and isinstance(sampler, InfiniteSampler):
             raise LaunchError(f"{stage}_dataloader.sampler: InfiniteSampler never ends this loop")
         if reads_to_the_end and len(loop.dataloader) == 0:
+            dataset: Any = loop.dataloader.dataset
             raise LaunchError(
-                f"{stage}_dataloader: its {len(loop.dataloader.dataset)} images give no batch; "
+                f"{stage}_dataloader: its {len(dataset)} images give no batch; "
                 "check the folder and the list of images, or set drop_last=False"
             )
     if getattr(runner._train_loop, "val_interval", 1) == 0:
@@ -149,7 +151,7 @@ def misfitting_schedules(runner: Runner) -> Iterator[str]:
     """Yield warnings about learning rates that do not follow the length of the training.
 
     Nothing else shows them: a schedule of 160,000 iterations that is cut after 1,000 has hardly
-    left its warm-up, and one that ended at 0 trains nothing.
+    left its warm-up, and after its end at 0 nothing is trained.
     """
     loop, schedules = runner.train_loop, as_list(runner.cfg.get("param_scheduler"))
     schedules = [one for one in schedules if isinstance(one, Mapping) and "type" in one]
@@ -165,7 +167,8 @@ def misfitting_schedules(runner: Runner) -> Iterator[str]:
     else:
         return
     for by_epoch, length in lengths.items():
-        own = [one for one in schedules if one.get("by_epoch", True) == by_epoch and "end" in one]
+        own = [one for one in schedules if one.get("by_epoch", True) == by_epoch]
+        own = [one for one in own if isinstance(one.get("end"), int)]  # others never end
         if not own:
             continue
         last = max(own, key=lambda one: one["end"])
@@ -179,17 +182,25 @@ def misfitting_schedules(runner: Runner) -> Iterator[str]:
             yield f"{place} {unit} at a rate of 0, so the last {left:,} train nothing; set end"
 
 
-class SameClasses(Hook):
+class SameData(Hook):
     """Refuses to test or to resume a checkpoint that was trained with other classes.
 
-    A class that is at another place would be scored as another one. Only names can change.
+    A class that is at another place would be scored as another one. Only names can change. Crops of
+    another size are a warning: `train --size` also changes the scale of the images.
     """
 
     def __init__(self, loop: str):
         self.loop = loop  # test_loop or train_loop
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        meta = (checkpoint.get("meta") or {}).get("dataset_meta") or {}
+        meta = checkpoint.get("meta") or {}
+        size = tuple(meta.get("crop_size") or ())  # written by `RunRecordHook`
+        if size and crops_of(runner.cfg) not in (None, size):
+            runner.logger.warning(
+                f"crop_size={crops_of(runner.cfg)}: the checkpoint was trained with {size}, so the "
+                "images can have another scale; use the config in the folder of its run"
+            )
+        meta = meta.get("dataset_meta") or {}
         dataset = next(inner_datasets(getattr(runner, self.loop).dataloader.dataset))
         trained, own = list(meta.get("classes") or ()), list(dataset.metainfo.get("classes") or ())
         if not trained or not own or trained == own:

@@ -4,6 +4,7 @@
 writes it to `run.json`, and `summary` turns it into the lines that a training logs at its start.
 """
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -25,7 +26,8 @@ from mmseg_ext.durable.levers import LeverHook
 from mmseg_ext.durable.optimizer_groups import single_wrappers
 from mmseg_ext.engine.amp import default_dtype
 from mmseg_ext.engine.batch import batch_settings
-from mmseg_ext.engine.config import as_list, inner_datasets, type_name
+from mmseg_ext.engine.config import as_list, crop_size, inner_datasets, type_name
+from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports.records import write_record
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
@@ -107,6 +109,7 @@ class RunRecordHook(Hook):
             runner.logger.info(line)
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        checkpoint["meta"]["crop_size"] = crops_of(runner.cfg)  # for `SameData`
         self._write(runner)
 
     def after_train(self, runner) -> None:
@@ -116,6 +119,13 @@ class RunRecordHook(Hook):
         if self._record is not None:
             self._record["ended"] = _now()
             write_record(self._record, runner.log_dir)
+
+
+def crops_of(cfg: Config) -> tuple[int, int] | None:
+    """Return the `crop_size` of a config; None without one, as of a detector."""
+    with contextlib.suppress(AttributeError, LaunchError, TypeError):
+        return crop_size(cfg)
+    return None
 
 
 def _now() -> str:

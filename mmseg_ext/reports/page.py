@@ -75,13 +75,13 @@ def report(
     for i, run in enumerate(runs):
         if names.count(run.name) > 1:  # the page needs unique names
             run.name += f" ({i + 1})"
-    tested = [run for run in runs if run.results is not None]
-    for run in tested:
-        own, first = run.results.images_of, tested[0].results.images_of
-        if own != first:
+    tested = [(run, run.results.images_of) for run in runs if run.results is not None]
+    for run, images in tested:
+        first, of_first = tested[0]
+        if images != of_first:
             run.notes.append(
-                f"{run.name}: has scores of {own}, but {tested[0].name} of {first}; to compare the "
-                "models, test both on one split"
+                f"{run.name}: has scores of {images}, but {first.name} of {of_first}; to compare "
+                "the models, test both on one split"
             )
     file = Path(out) if out else Path(work_dirs[0], "report.html")
     if file.suffix in (".csv", ".tex"):
@@ -120,7 +120,7 @@ def scores_text(runs: Sequence[Run], suffix: str) -> str:
 
 
 class Summary(NamedTuple):
-    """The scores of runs that repeat one experiment; a score that one of them lacks is NaN."""
+    """The scores of runs that repeat an experiment; NaN where a run lacks the score."""
 
     mean: Table
     deviation: Table | None  # None for two runs
@@ -153,8 +153,8 @@ def _summaries(runs: Sequence[Run]) -> dict[str, Summary]:
 def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     """Return a row for each run, and for each group of repetitions after its runs.
 
-    A row has the name, and the mIoU in percent without and with test-time augmentation; that of a
-    group is the mean with its `spread`.
+    A row has the name, and the mIoU in percent without and with test-time augmentation. A group has
+    the mean with its `spread`.
     """
     rows = []
     tested = [run for run in runs if run.results is not None]
@@ -172,7 +172,7 @@ def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
             for column in columns:
                 mean, percents = float(np.mean(column)), 100 * np.array(column)
                 known = not np.isnan(mean)
-                cells.append(f"{percent(mean, 2)} {spread(percents, 2)}" if known else "")
+                cells.append(f"{percent(mean, 2)} {spread(percents.tolist(), 2)}" if known else "")
             other = f" like {group[0].name}" if len(groups) > 1 else ""
             rows.append((f"mean of {len(group)} runs{other}", *cells))
     return rows

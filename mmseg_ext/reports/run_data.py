@@ -87,7 +87,7 @@ class Run:
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
     `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
-    options of the training, `first_config` the text of the one with which the run began, and
+    options of the training, `first_config` the text of the config of its first start, and
     `checkpoint` the best checkpoint, else the last.
     """
 
@@ -137,10 +137,11 @@ class Run:
         for name, value in settings.items():
             if name in _OF_A_REPETITION:
                 continue
+            part: Any
             for part in ast.walk(value):  # such as the path of the label maps
-                is_text = isinstance(part, ast.Constant) and isinstance(part.value, str)
-                if is_text and folder and part.value.startswith(folder):
-                    part.value = part.value.removeprefix(folder)
+                text = getattr(part, "value", None)
+                if isinstance(text, str) and folder:
+                    part.value = text.removeprefix(folder)
             kept.append(f"{name} = {ast.unparse(value)}")
         resumes = first.get("resume")
         if "load_from" in first and not (isinstance(resumes, ast.Constant) and resumes.value):

@@ -1,4 +1,4 @@
-"""Scores of classes and objects as tables, and what repeated runs show: a mean and its spread."""
+"""Scores of classes and objects as tables, and the mean and spread of repeated runs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast

@@ -141,3 +141,10 @@ def test_lines_of_two_processes_do_not_mix(monkeypatch):
     monkeypatch.setattr(sys, "stderr", written)
     report_error(RunError("not finite"), "train")
     written.write.assert_called_once_with("mmseg_ext: not finite\n")
+
+
+def test_a_name_with_a_dash_follows_two_dashes(monkeypatch):
+    monkeypatch.setattr("mmseg_ext.commands.start", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["mmseg-ext", "image_demo", "--", "-photo.png"])
+    main()
+    assert sys.argv[1:] == ["--", "-photo.png"]

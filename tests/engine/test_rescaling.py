@@ -8,11 +8,12 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import PARAM_SCHEDULERS
 
+import mmseg_ext
 from mmseg_ext import commands
 from mmseg_ext.engine.build import Training, build_test_runner
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports.run_data import read_run
-from tests.engine.runs import train_here, write_config
+from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import logged
 from tests.messages import lines_with, raises_message
 
@@ -174,7 +175,7 @@ def test_factors_of_a_resize_stay_fractions(tmp_path):
 def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
     """The commands that it prints have its settings, and run in another folder."""
     (tmp_path / "my configs").mkdir()
-    config = write_config(tmp_path / "my configs")
+    config = write_config(tmp_path / "my configs", "crop_size = (32, 32)\n")
     monkeypatch.chdir(tmp_path)
     train_here(Path("my configs", config.name), Path("my run"), flags=FLAGS)
     work, printed = tmp_path / "my run", capsys.readouterr().out
@@ -190,6 +191,12 @@ def test_a_training_with_both_flags(tmp_path, monkeypatch, capsys):
     for program, name, *words in lines[:3]:
         assert program == "mmseg-ext"
         assert commands.run(name, [image if word == "IMAGE" else word for word in words]) == 0
+        assert "another scale" not in capsys.readouterr().err
+    # The config of the training without its flags tests at another scale.
+    mmseg_ext.test(config, work / "iter_3.pth", tmp_path / "plain")
+    told = log_text(tmp_path / "plain")
+    assert lines_with(told, "crop_size=(32, 32)", "(16, 16)", "the folder of its run")
+    assert "another scale" not in log_text(work)
     assert lines[2][3:] == lines[3][2:] and (work / "report.html").is_file()
     of_report = [shlex.split(line) for line in read_run(work).next_commands]
     assert [line[1] for line in of_report] == ["test", "report", "image_demo", "export"]

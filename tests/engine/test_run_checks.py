@@ -51,6 +51,7 @@ def test_epochs_without_a_batch_are_refused(tmp_path):
     [
         ("dict(type='PolyLR', end=12, by_epoch=False)", ""),
         ("dict(type='LinearLR', end=2, by_epoch=False)", ""),  # warms up, and stays
+        ("dict(type='ConstantLR', factor=1.0, by_epoch=False)", ""),
         ("dict(type='PolyLR', eta_min=1e-4, end=6, by_epoch=False)", ""),
         ("dict(type='PolyLR', end=6, by_epoch=False)", "PolyLR ends at 6 of 12"),
         ("dict(type='CosineAnnealingLR', T_max=6, end=6, by_epoch=False)", "the last 6 train"),

@@ -35,7 +35,7 @@ from mmseg_ext.backbones import EfficientNetLite
 from mmseg_ext.converters import package_weights
 from mmseg_ext.datasets.nuclei import draw_labels  # NucleiDataset's, which an option also uses
 from mmseg_ext.engine.build import build_train_runner
-from mmseg_ext.engine.run_checks import SameClasses
+from mmseg_ext.engine.run_checks import SameData
 from mmseg_ext.engine.test_time_views import unseen_views
 from mmseg_ext.errors import CheckpointError
 
@@ -519,9 +519,9 @@ def test_a_checkpoint_of_other_classes_is_no_answer(trained, own, problem, caplo
     texts = (", ".join(trained), ", ".join(own))
     if problem == "error":
         with raises_message(CheckpointError, *texts, where="the checkpoint", todo="train"):
-            SameClasses("test_loop").after_load_checkpoint(runner, checkpoint)
+            SameData("test_loop").after_load_checkpoint(runner, checkpoint)
         return
-    SameClasses("test_loop").after_load_checkpoint(runner, checkpoint)
+    SameData("test_loop").after_load_checkpoint(runner, checkpoint)
     assert all(text in caplog.text for text in texts) == (problem == "warning")
 
 

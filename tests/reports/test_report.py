@@ -603,7 +603,8 @@ def test_page_without_facts_has_no_empty_section():
 
 def test_page_of_two_runs_loads_nothing(work_dir, tmp_path, capsys):
     path = tmp_path / "report.html"
-    assert run("report", [str(work_dir), str(work_dir), "--out", str(path)]) == 0
+    shutil.copytree(work_dir, tmp_path / "copy")
+    assert run("report", [str(work_dir), str(tmp_path / "copy"), "--out", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(path)
     sources = re.findall('src="(.*?)"', path.read_text())
     assert len(sources) == 14 and all(s.startswith("data:image/jpeg") for s in sources)
