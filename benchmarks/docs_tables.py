@@ -118,12 +118,10 @@ def plans_table() -> str:
 
 
 def training(config: Config) -> str:
-    """Return optimizer and rate, GPUs x images, and iterations of a config's training."""
-    optimizer = config.optim_wrapper.optimizer
+    """Return GPUs x images, and iterations of a config's training."""
     images = config.train_dataloader.batch_size
     gpus = config.auto_scale_lr.base_batch_size // images
-    iterations = config.train_cfg.max_iters
-    return f"{optimizer.type} {optimizer.lr:g}, {gpus}x{images}, {iterations:,}"
+    return f"{gpus}x{images}, {config.train_cfg.max_iters:,}"
 
 
 def published(name: str) -> tuple[str, str]:
@@ -271,7 +269,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "reproduction": reproduction_table,
     "plans": plans_table,
     **{name: lambda name=name: camvid_table(name) for name in CAMVID_TABLES},
-    "gpu_strips": lambda: stage_summary("strips", results("gpu")),
     "gpu_variants": lambda: stage_summary("variants", results("gpu")),
     "gpu_hours": lambda: hours(results("gpu")),
 }

@@ -6,13 +6,7 @@ from typing import Any, NamedTuple
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.cost.model_cost import write_cost
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.build import (
-    build_test_runner,
-    build_train_runner,
-    decide_resuming,
-    safely,
-    training_config,
-)
+from mmseg_ext.engine.build import Training, build_test_runner, decide_resuming, safely
 from mmseg_ext.engine.duration import iterations_in, recorded_iterations
 from mmseg_ext.engine.run_checks import SameClasses
 from mmseg_ext.errors import LaunchError
@@ -68,25 +62,22 @@ def train(
         CheckpointError: if weights or a checkpoint cannot be used.
         SystemExit: with status 0, if a signal has stopped the run; its checkpoint is written.
     """
-    config, folder = str(config), None if work_dir is None else str(work_dir)
     if minutes is not None and iterations is not None:
         raise LaunchError("--minutes sets the iterations; omit --iterations")
-
-    def build(more: dict, folder: str | None, resume: bool = False) -> Any:
-        changes = {**(options or {}), **more}
-        return build_train_runner(
-            config, changes, folder, launcher, resume, amp, auto_scale_lr, iterations, size
-        )
-
+    folder, options = None if work_dir is None else str(work_dir), options or {}
+    training = Training(
+        str(config), options, folder, launcher, amp, auto_scale_lr, iterations, size
+    )
     with logged_warnings():
         if minutes is not None:
-            cfg = training_config(config, options, folder, launcher)
-            decide_resuming(cfg, resume, options or {})  # also by a restart, without the flag
+            cfg = training.resolve()
+            decide_resuming(cfg, resume, options)  # also by a restart, without the flag
             if cfg.resume:
-                iterations = recorded_iterations(cfg)
-            iterations = iterations or iterations_in(minutes, build)
-            print(f"  --minutes {minutes:g}: {iterations:,} iterations", flush=True)
-        runner = build({}, folder, resume)
+                training.iterations = recorded_iterations(cfg)
+            if training.iterations is None:
+                training.iterations = iterations_in(minutes, training)
+            print(f"  --minutes {minutes:g}: {training.iterations:,} iterations", flush=True)
+        runner = training.build(resume)
         runner.register_hook(ProgressHook())
         if resume:
             runner.register_hook(SameClasses("train_loop"))
@@ -94,7 +85,7 @@ def train(
             runner.train()
         write_cost(runner)
     place, file = Path(runner.work_dir).resolve(), Path(runner.cfg.filename or "").resolve()
-    if options or iterations or size:  # the copy in the work directory has them
+    if options or training.iterations or size:  # the copy in the work directory has them
         file = place / file.name
     info = runner.message_hub.runtime_info
     best = [key for key in info if key.startswith("best_ckpt") and info[key]]

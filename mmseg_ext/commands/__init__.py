@@ -189,7 +189,10 @@ def prepare_stack() -> None:
 
 
 class ConfigOptions(argparse.Action):
-    """mmengine's KEY=VALUE pairs of `--cfg-options`; a pair without '=' is a usage error."""
+    """mmengine's KEY=VALUE pairs of `--cfg-options`; a pair without '=' is a usage error.
+
+    A text keeps its spaces, as in a path or the name of a class. mmengine removes them.
+    """
 
     def __call__(self, parser, namespace, values, option_string=None):
         for value in values or ():
@@ -201,6 +204,10 @@ class ConfigOptions(argparse.Action):
         DictAction(self.option_strings, self.dest)(
             parser, namespace, values, option_string or "--cfg-options"
         )
+        options = getattr(namespace, self.dest)
+        for key, _, text in (value.partition("=") for value in values or ()):
+            if isinstance(options[key], str):
+                options[key] = text.strip("'\" ")
 
 
 def config_flag(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +217,7 @@ def config_flag(parser: argparse.ArgumentParser) -> None:
         action=ConfigOptions,
         metavar="KEY=VALUE",
         help="override settings of the config, e.g. train_cfg.max_iters=100 "
-        'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no spaces within a value)',
+        'model.backbone.init_cfg=None key="[(a,b),(c,d)]" (no spaces within a list)',
     )
 
 

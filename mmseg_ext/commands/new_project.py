@@ -35,10 +35,10 @@ names, download, or scratch; or a checkpoint of an earlier project with this enc
     kinds = parser.add_mutually_exclusive_group(required=True)
     masks = f"{folder}, a value per class; or NAME=DIR, a mask per class"
     kinds.add_argument("--masks", nargs="+", metavar="DIR", help=masks)
-    kinds.add_argument("--coco", type=Path, nargs="+", metavar="FILE", help="polygons or RLE")
-    kinds.add_argument("--labelme", type=Path, metavar="DIR", help="JSON files with polygons")
-    kinds.add_argument("--yolo", type=Path, metavar="DIR", help=".txt with polygons, data.yaml")
-    kinds.add_argument("--geojson", type=Path, metavar="DIR", help="polygons, as QuPath exports")
+    kinds.add_argument("--coco", nargs="+", metavar="FILE", help="polygons or RLE")
+    kinds.add_argument("--labelme", metavar="DIR", help="JSON files with polygons")
+    kinds.add_argument("--yolo", metavar="DIR", help=".txt with polygons, data.yaml")
+    kinds.add_argument("--geojson", metavar="DIR", help="polygons, as QuPath exports")
     values = parser.add_mutually_exclusive_group()
     objects = "masks have a number per object, or each polygon is one"
     values.add_argument("--objects", action="store_true", help=objects)

@@ -25,12 +25,12 @@ def main(args: argparse.Namespace) -> None:
     `WORLD_SIZE` is the number of processes.
     """
     from mmseg_ext.engine.batch import plans
-    from mmseg_ext.engine.build import training_config
+    from mmseg_ext.engine.build import Training
     from mmseg_ext.engine.run_record import describe_run
 
     if args.minutes is not None:
         raise ValueError("--minutes: needs a training to measure the speed; set --iterations")
-    cfg = training_config(
+    training = Training(
         args.config,
         args.cfg_options,
         args.work_dir,
@@ -40,6 +40,7 @@ def main(args: argparse.Namespace) -> None:
         args.iterations,
         args.size,
     )
+    cfg = training.resolve()
     seed = cfg.get("randomness", {}).get("seed")
     processes = args.world_size or int(os.environ.get("WORLD_SIZE", 1))
     record = describe_run(cfg, processes, seed)

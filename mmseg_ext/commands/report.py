@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> None:
     for run in runs:
         results = run.results
         if results is not None:
-            score = f"mIoU {100 * results.miou:.2f} % on {results.images} images"
+            score = f"mIoU {100 * results.miou:.2f} % on {results.images_of}"
             if run.augmented is not None:
                 score += f", {100 * run.augmented.miou:.2f} % with test-time augmentation"
             print(f"{run.name}: {score} ({results.source})")

@@ -22,13 +22,13 @@ from mmseg_ext.comparison.plan import Plan, Run, make_plan
 from mmseg_ext.comparison.table import records_of, text_table, write_table
 from mmseg_ext.comparison.timing import Cost
 from mmseg_ext.durable.work_dir import lock_work_dir
-from mmseg_ext.errors import LaunchError, one_line
+from mmseg_ext.errors import LaunchError, join_names, one_line
 
 PROGRAM = (sys.executable, "-m", "mmseg_ext")
 OUTPUT = "output.txt"  # of the processes of a run
 _START, _LINES = 20, 60  # seconds that a run's processes start; between lines of progress
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
@@ -43,8 +43,10 @@ def cards_of(gpus: Sequence[int]) -> list[str]:
     """Return the names of GPUs for CUDA, which a user counts among those that are visible.
 
     Raises:
-        LaunchError: for a number that is not visible.
+        LaunchError: for a number that is not visible, or that is there twice.
     """
+    if len(set(gpus)) < len(gpus):
+        raise LaunchError(f"--gpus {join_names([*map(str, gpus)])}: list each one once")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return [*map(str, gpus)]
@@ -78,14 +80,9 @@ def start(words: Sequence[str], output: Path, env: dict[str, str]) -> subprocess
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            # The kernel kills the process with this one, so a later start finds no rival.
+            preexec_fn=_LIBC and (lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)),
         )
-
-
-def _end_with_parent() -> None:
-    """Let the kernel kill this process with its parent, so a later start finds no rival."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def failure(output: str, status: int) -> str:
@@ -261,6 +258,8 @@ def compare(
         LaunchError: for a config that does not build, data of other classes, and a folder with the
             runs of other settings.
     """
+    if jobs < 1:
+        raise LaunchError(f"--jobs {jobs}: must be positive")
     cards = cards_of(gpus)
     out = Path(out).resolve()  # the printed commands run from any folder
     out.mkdir(parents=True, exist_ok=True)
@@ -291,7 +290,7 @@ def compare(
                     print(" && ".join(prefix + shlex.join([*PROGRAM, *step]) for step in steps))
             return []
         for note in plan.notes:
-            print(f"differs: {note}", flush=True)
+            print(f"note: {note}", flush=True)
         records = records_of(plan, execute(plan, jobs, cards))
         print(text_table(plan, records), flush=True)  # first: a full disk takes no files
         for file in write_table(plan, records):

@@ -34,7 +34,7 @@ from mmseg_ext.engine.config import (
     type_name,
 )
 from mmseg_ext.engine.rescaling import rescale
-from mmseg_ext.errors import LaunchError, join_names, short
+from mmseg_ext.errors import LaunchError, format_error, join_names, short
 
 PLAN = "plan.json"
 _SCALE = 100_000  # iterations to which schedules are scaled before they are compared
@@ -103,8 +103,8 @@ class Run:
     def files(self, kind: str) -> dict[str, Path]:
         """Return the files with the counts of each image, which are there if a test has ended."""
         names = {"": "images.npz"}
-        for metric in self.counted:
-            names[metric] = f"{metric}.npy"
+        for number, metric in enumerate(self.counted):  # class names can have any character
+            names[metric] = f"counts{number}.npy"
         return {metric: self.folder / kind / name for metric, name in names.items()}
 
     def has_test(self, kind: str) -> bool:
@@ -155,7 +155,13 @@ class Plan:
             for (data, model), cfg in self.configs.items():
                 length = self.iterations
                 if self.minutes is not None:
-                    length = max(1, round(60 * self.minutes / self.costs[data, model].seconds))
+                    seconds = self.costs[data, model].seconds
+                    length = round(60 * self.minutes / seconds)
+                    if length < 2:  # schedules need two
+                        raise LaunchError(
+                            f"--minutes {self.minutes:g}: an iteration of {model} on {data} takes "
+                            f"{seconds:.2g} seconds; set a longer time and another --out"
+                        )
                 last = f"epoch_{cfg.train_cfg.get('max_epochs')}.pth"
                 if "max_iters" in cfg.train_cfg:
                     last = f"iter_{length or cfg.train_cfg.max_iters}.pth"
@@ -201,13 +207,23 @@ def make_plan(
             folder with the runs of other settings.
     """
     lists = {"CONFIG": configs, "--data": data, "--seeds": seeds, "--rates": rates}
+    lists["--metrics"] = metrics
     for flag, values in lists.items():
         if len(set(values)) < len(values):
             raise LaunchError(f"{flag} {join_names([*map(str, values)])}: list each one once")
     if iterations is not None and minutes is not None:
         raise LaunchError("--iterations, --minutes: set one of them")
+    for flag, value in {"--iterations": iterations, "--minutes": minutes}.items():
+        if value is not None and value <= 0:
+            raise LaunchError(f"{flag} {value:g}: must be positive")
     models, columns, cfgs = combine(configs, data)
+    for name in (str(out), *models, *columns):
+        if "," in name:  # the processes get their files by --cfg-options
+            raise LaunchError(f"{name}: has a comma, which separates settings; use another name")
     evaluators = {column: _evaluators(cfgs[column, models[0]], metrics) for column in columns}
+    for cfg in cfgs.values():
+        if tta and "tta_pipeline" not in cfg:  # else the tests fail after all trainings
+            raise LaunchError(f"--tta: {cfg.filename} or its data has no tta_pipeline; add it")
 
     # The first start in this folder has decided what changes the runs.
     counted = counted_metrics(metrics)
@@ -224,7 +240,7 @@ def make_plan(
         minutes,
         stored.get("threads", threads),
         cfgs,
-        {tuple(name): Cost(*cost) for name, cost in stored.get("costs", [])},
+        stored.get("costs", {}),
         [],
     )
     for (column, model), cfg in cfgs.items():
@@ -240,6 +256,12 @@ def make_plan(
     for column in columns:
         lines = differing_settings({model: cfgs[column, model] for model in models}, has_budget)
         plan.notes += [line for line in lines if line not in plan.notes]
+        cfg = cfgs[column, models[0]]
+        if len(rates) > 1 and _datasets(cfg, "val")[0] == _datasets(cfg, "test")[0]:
+            plan.notes.append(
+                f"{column}: the images that choose the rate are tested, too, so scores are too "
+                "high; set a test split"
+            )
     return plan
 
 
@@ -422,11 +444,18 @@ def _read_plan(out: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{out}: has other files ({join_names(others)}) and no {PLAN}; set another --out"
             )
         return {}
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        stored = dict(json.loads(path.read_bytes()))
+        stored["costs"] = {tuple(name): Cost(*cost) for name, cost in stored["costs"]}
+        found = {key: stored[key] for key in (*settings, "threads")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise LaunchError(
+            f"{path}: cannot be read ({format_error(error)}); restore it, or set another --out"
+        ) from error
     for key, value in settings.items():
-        if stored[key] != value:
+        if found[key] != value:
             raise LaunchError(
-                f"{out}: has runs of {key}={stored[key]}, not {value}; set another --out"
+                f"{out}: has runs of {key}={found[key]}, not {value}; set another --out"
             )
     return stored
 
@@ -467,14 +496,15 @@ def differing_settings(configs: Mapping[str, Config], has_budget: bool = False) 
     return lines
 
 
+def _datasets(cfg: Config, stage: str) -> tuple[list[dict], list]:
+    """Return the settings of the datasets of 'train', 'val' or 'test', and their transforms."""
+    found = [dict(one) for one in inner_datasets(cfg[f"{stage}_dataloader"].dataset)]
+    return found, [one.pop("pipeline", None) for one in found]
+
+
 def _facts(cfg: Config) -> dict[str, Any]:
     """Return what should be equal in a fair comparison."""
-    training, testing = (
-        [dict(one) for one in inner_datasets(cfg[f"{stage}_dataloader"].dataset)]
-        for stage in ("train", "test")
-    )
-    transforms = [one.pop("pipeline", None) for one in training]
-    of_test = [one.pop("pipeline", None) for one in testing]
+    (training, transforms), (testing, of_test) = _datasets(cfg, "train"), _datasets(cfg, "test")
     backbone = cfg.model.get("backbone") or {}
     init = backbone.get("init_cfg") or {}
     start = [cfg.get("load_from"), cfg.model.get("pretrained"), backbone.get("pretrained")]

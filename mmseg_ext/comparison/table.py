@@ -4,15 +4,20 @@ Scores are computed from the sums of counts over images. So an interval comes fr
 images are drawn again with replacement, the same for both models, and the scores of the sums are
 compared. The interval shows how much a difference depends on the images of the test. How much it
 depends on the training is the deviation over seeds.
+
+Images count as independent, so the frames of a video give an interval that is too narrow. And each
+interval is one of its own: of twenty that compare equal models, one is expected without zero.
 """
 
 import base64
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -30,11 +35,12 @@ from mmseg_ext.evaluation.object_metric import object_f1
 from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_picture
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.page import template
+from mmseg_ext.reports.records import read_records
 from mmseg_ext.reports.run_data import read_curves
-from mmseg_ext.reports.scores import area_scores, group_runs, mean_of_known
+from mmseg_ext.reports.scores import area_scores, deviation, group_runs, mean_of_known, spread
 
 RESAMPLES = 2000
-_LEAST_SEEDS = 3  # for a deviation
+_LEAST_IMAGES = 6  # for an interval
 _WORST, _SIDE = 4, 240  # images of a data set that the page shows, and pixels of their longer side
 Score = Callable[[np.ndarray], np.ndarray]
 
@@ -54,22 +60,27 @@ def score_of(metric: str, classes: Sequence[str]) -> Score:
     return lambda counts: mean_of_known(of_classes(counts))
 
 
-def paired_interval(
+def paired_draws(
     first: Sequence[np.ndarray],
     second: Sequence[np.ndarray],
     score: Score,
     resamples: int = RESAMPLES,
-) -> tuple[float, float]:
-    """Return the 95 % interval of score(second) - score(first), the mean over pairs.
+    stream: int = 0,
+) -> np.ndarray:
+    """Return score(second) - score(first), the mean over pairs, of drawn sets of images.
 
     Args:
         first: counts (images, *count) of each run of the first model.
         second: counts of the second model; runs in the same place are a pair, and all runs have
             the same images.
         score: maps sums of counts (..., *count) to scores (...).
-        resamples: drawn sets of images, the same in each call.
+        resamples: drawn sets of images, the same in each call with one `stream`.
+        stream: of random numbers; sets of other images have another one.
+
+    Returns:
+        (resamples,), NaN where the drawn images have no score.
     """
-    images, rng, differences = len(first[0]), np.random.default_rng(0), []
+    images, rng, differences = len(first[0]), np.random.default_rng(stream), []
     for begin in range(0, resamples, 100):  # a matrix of all could need gigabytes
         draws = min(100, resamples - begin)
         weights = rng.multinomial(images, np.full(images, 1 / images), draws).astype(float)
@@ -79,8 +90,25 @@ def paired_interval(
                 sums = weights @ counts.reshape(images, -1)  # exact: integers below 2**53
                 total += sign * score(sums.reshape(draws, *counts.shape[1:]))
         differences.append(total / len(first))
-    low, high = np.nanpercentile(np.concatenate(differences), [2.5, 97.5])
-    return float(low), float(high)
+    return np.concatenate(differences)
+
+
+def interval_of(draws: np.ndarray, images: int) -> list[float] | None:
+    """Return the 95 % interval of draws of so many images; None for fewer than six.
+
+    The percentiles are those of Hesterberg's expanded percentile interval (2015, arXiv 1411.5279).
+    Those of 2.5 and 97.5 % would be too narrow for few images: with ten, equal models differ in one
+    of ten tables. With five images even equal signs in all of them are no evidence at this level.
+    """
+    if images < _LEAST_IMAGES:
+        return None
+    normal, freedom = NormalDist(), images - 1
+    z = normal.inv_cdf(0.975)
+    # The quantile of Student's t, by its series in 1 / freedom.
+    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    share = 100 * normal.cdf(-t * math.sqrt(images / freedom))
+    return np.nanpercentile(draws, [share, 100 - share]).tolist()
 
 
 def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
@@ -93,13 +121,18 @@ def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
       with the score of each
     - `difference` from the first model, the mean over the seeds that both have; its `interval` of
       95 %, and whether it is `distinguishable`: zero is outside. None for the first model, and if
-      the test images differ.
+      the test images differ; for fewer than six images only the difference is there.
     - `rate`: the factor of the learning rate with the best validation; `iterations`
     - `parameters`, `multiply_adds`, and of a training iteration `seconds` and `mib`
     - `failed`: the error of each seed that failed
+
+    Several data sets are followed by the records of their mean, whose `data` is 'mean of 3 sets',
+    without entries of a training. All sets count equally, and the interval draws the images of each
+    set.
     """
     records = []
-    for data in plan.data:
+    of_sets: dict[tuple[str, str], list[_Statistics]] = {}  # by metric and model
+    for stream, data in enumerate(plan.data):
         chosen = {model: best_runs(plan, data, model) for model in plan.models}
         for kind in plan.tests:
             tested = {}
@@ -107,15 +140,18 @@ def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
                 done = [run for run in runs if run.has_test(kind)]
                 tested[model] = {run.seed: (run, read_images(run.files(kind)[""])) for run in done}
             for metric in plan.metrics:
+                name = metric if kind == "test" else f"{metric}, {kind.upper()}"
                 for model, runs in chosen.items():
                     first = {} if model == plan.models[0] else tested[plan.models[0]]
+                    found = _statistics(tested[model], first, kind, metric, stream)
+                    of_sets.setdefault((name, model), []).append(found)
                     cost = plan.costs[data, model]
                     records.append(
                         {
                             "model": model,
                             "data": data,
-                            "metric": metric if kind == "test" else f"{metric}, {kind.upper()}",
-                            **_statistics(tested[model], first, kind, metric),
+                            "metric": name,
+                            **found.entries(),
                             "rate": runs[0].rate,
                             "iterations": runs[0].length,
                             "parameters": cost.parameters,
@@ -125,20 +161,34 @@ def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
                             "failed": {run.seed: failed[run] for run in runs if run in failed},
                         }
                     )
+    if len(plan.data) > 1:
+        for (metric, model), sets in of_sets.items():
+            named = {"model": model, "data": columns_of(plan)[-1], "metric": metric, "failed": {}}
+            empty = dict.fromkeys(records[0])  # in its order
+            records.append(empty | named | mean_of_sets(sets).entries())
     return records
 
 
+def columns_of(plan: Plan) -> list[str]:
+    """Return the columns of the table: the data sets, and of several the mean."""
+    return [*plan.data, f"mean of {len(plan.data)} sets"] if len(plan.data) > 1 else plan.data
+
+
 def best_runs(plan: Plan, data: str, model: str) -> list[Run]:
-    """Return a model's runs with the rate whose last validations have the best mean mIoU."""
+    """Return a model's runs with the rate whose last validations have the best mean mIoU.
+
+    A rate with which a training failed comes after those with which fewer did.
+    """
     own = [run for run in plan.runs if (run.data, run.model) == (data, model)]
     groups = group_runs(own)  # one for each rate
     if len(groups) == 1:  # the config may have no validations
         return own
 
-    def validated(runs: list[Run]) -> float:
-        curves = [read_curves(run.folder, []).get("mIoU", {}) for run in runs]
+    def validated(runs: list[Run]) -> tuple[int, float]:
+        done = [run for run in runs if run.checkpoint.is_file()]
+        curves = [read_curves(run.folder, []).get("mIoU", {}) for run in done]
         last = [list(curve.values())[-1] for curve in curves if curve]
-        return float(np.mean(last)) if last else -1.0
+        return len(done), float(np.mean(np.nan_to_num(last))) if last else -1.0
 
     return max(groups, key=validated)
 
@@ -146,37 +196,89 @@ def best_runs(plan: Plan, data: str, model: str) -> list[Run]:
 Tested = dict[int, tuple[Run, Images]]  # by seed
 
 
-def _statistics(own: Tested, first: Tested, kind: str, metric: str) -> dict[str, Any]:
-    """Return mean and deviation of the seeds, and the difference from the first model."""
-    names = ("mean", "deviation", "seeds", "difference", "interval", "distinguishable")
-    record: dict[str, Any] = dict.fromkeys(names) | {"seeds": {}}
-    if not own:
-        return record
-    score = score_of(metric, next(iter(own.values()))[1].classes)
+class _Statistics(NamedTuple):
+    """What the table says of a model on a data set, or of its mean over data sets."""
+
+    seeds: dict[int, float]
+    mean: float | None = None
+    difference: float | None = None  # from the first model
+    draws: np.ndarray | None = None  # of the difference, (RESAMPLES,)
+    images: int = 0
+
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of a record; see `records_of`."""
+        spread = deviation([*self.seeds.values()])
+        interval = None if self.draws is None else interval_of(self.draws, self.images)
+        return {
+            "mean": self.mean,
+            "deviation": None if spread is None else float(spread),
+            "seeds": self.seeds,
+            "difference": self.difference,
+            "interval": interval,
+            "distinguishable": None if interval is None else not interval[0] <= 0 <= interval[1],
+        }
+
+
+def _statistics(own: Tested, first: Tested, kind: str, metric: str, stream: int = 0) -> _Statistics:
+    """Return the scores of a model's seeds, and the difference from the first model.
+
+    A seed has no score if its test has nothing to count: no pixel of the class, no object.
+    """
 
     def counts(run: Run, images: Images) -> np.ndarray:
         for name, file in run.files(kind).items():
-            if name and metric.startswith(name):
+            if name in (metric, metric.partition(".")[0]):  # 'objects.CLASS', or 'boundary'
                 return np.load(file)
         return images.areas
 
-    of_seeds = {seed: counts(*one) for seed, one in own.items()}
-    values = {seed: float(score(of_images.sum(0))) for seed, of_images in of_seeds.items()}
-    record |= {"mean": float(np.mean(list(values.values()))), "seeds": values}
-    if len(values) >= _LEAST_SEEDS:
-        record["deviation"] = float(np.std(list(values.values()), ddof=1))
-    pairs = [seed for seed in own if seed in first]
-    if not pairs or not all(_same_images(own[seed][1], first[seed][1]) for seed in pairs):
-        return record
-    of_first = [counts(*first[seed]) for seed in pairs]
-    of_own = [of_seeds[seed] for seed in pairs]
-    differences = [score(b.sum(0)) - score(a.sum(0)) for a, b in zip(of_first, of_own, strict=True)]
-    low, high = paired_interval(of_first, of_own, score)
-    return record | {
-        "difference": float(np.mean(differences)),
-        "interval": [low, high],
-        "distinguishable": not low <= 0 <= high,
-    }
+    def scores(tested: Tested) -> dict[int, float]:
+        found = {seed: float(score(counts(*one).sum(0))) for seed, one in tested.items()}
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+    if not own:
+        return _Statistics({})
+    score = score_of(metric, next(iter(own.values()))[1].classes)
+    values, of_first = scores(own), scores(first)
+    if not values:
+        return _Statistics({})
+    mean = float(np.mean([*values.values()]))
+    pairs = [seed for seed in values if seed in of_first]
+    images = [tested[seed][1] for seed in pairs for tested in (own, first)]
+    if not pairs or not all(_same_images(images[0], one) for one in images):
+        return _Statistics(values, mean)
+    draws = paired_draws(
+        [counts(*first[seed]) for seed in pairs],
+        [counts(*own[seed]) for seed in pairs],
+        score,
+        stream=stream,
+    )
+    difference = float(np.mean([values[seed] - of_first[seed] for seed in pairs]))
+    return _Statistics(values, mean, difference, draws, len(images[0].names))
+
+
+def mean_of_sets(sets: Sequence[_Statistics]) -> _Statistics:
+    """Return the mean over data sets; it has what all sets have.
+
+    Draws of different sets are independent. The interval is as wide as the smallest set requires.
+    """
+    seeds = {}
+    for seed in sets[0].seeds:
+        if all(seed in one.seeds for one in sets):
+            seeds[seed] = float(np.mean([one.seeds[seed] for one in sets]))
+    means = [one.mean for one in sets if one.mean is not None]
+    differences = [one.difference for one in sets if one.difference is not None]
+    draws = [one.draws for one in sets if one.draws is not None]
+    if len(means) < len(sets):
+        return _Statistics(seeds)
+    if len(draws) < len(sets):
+        return _Statistics(seeds, float(np.mean(means)))
+    return _Statistics(
+        seeds,
+        float(np.mean(means)),
+        float(np.mean(differences)),
+        np.mean(draws, axis=0),
+        min(one.images for one in sets),
+    )
 
 
 def _same_images(one: Images, other: Images) -> bool:
@@ -191,10 +293,20 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     if len(versions) > 1:
         notes.append(f"versions: the runs have {len(versions)}; table.json lists them")
     for record in records:
-        is_tested = record["seeds"] and record["model"] != plan.models[0]
-        if is_tested and record["difference"] is None:
-            line = f"{record['data']}: {record['model']} has other test images, or no common seed"
-            notes.append(f"{line}; no difference is computed")
+        line = f"{record['data']}: {record['model']}"
+        of_set, of_first = record["data"] in plan.data, record["model"] == plan.models[0]
+        if of_set and record["mean"] is None and len(record["failed"]) < len(plan.seeds):
+            notes.append(f"{line} has no {record['metric']}; the test has nothing of it to count")
+        elif of_set and not of_first and record["mean"] is not None:
+            if record["difference"] is None:
+                notes.append(
+                    f"{line} has other test images, or no common seed; no difference is computed"
+                )
+            elif record["interval"] is None:
+                notes.append(
+                    f"{record['data']}: has fewer than {_LEAST_IMAGES} test images; an interval "
+                    "would be too narrow"
+                )
         for seed, error in record["failed"].items():
             notes.append(f"{record['model']} on {record['data']}, seed {seed}, failed: {error}")
     notes = [*dict.fromkeys(notes)]
@@ -203,6 +315,7 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     content = {
         "plan": plan,
         "metrics": metrics,
+        "columns": columns_of(plan),
         "cells": cells,
         "notes": notes,
         "seeds": [*dict.fromkeys(run.seed for run in plan.runs)],
@@ -243,27 +356,24 @@ def text_table(plan: Plan, records: Sequence[dict[str, Any]]) -> str:
                     row += [score_text(record), difference_text(record)]
             rows.append(row)
     headings = ["model"]
-    for data in plan.data:
+    for data in columns_of(plan):
         headings += [data, f"against {plan.models[0]}"]
     return markdown(headings, rows)
 
 
 def score_text(record: dict[str, Any]) -> str:
-    """Return '75.3 ± 0.8', or with too few seeds for a deviation '75.3 (74.9, 75.7)'."""
+    """Return the mean and its `spread`: '75.3 ± 0.8'."""
     if record["mean"] is None:
         return "–"
-    if record["deviation"] is not None:
-        return f"{record['mean']:.1f} ± {record['deviation']:.1f}"
-    if len(record["seeds"]) == 1:
-        return f"{record['mean']:.1f}"
-    seeds = ", ".join(f"{score:.1f}" for score in record["seeds"].values())
-    return f"{record['mean']:.1f} ({seeds})"
+    return f"{record['mean']:.1f} {spread([*record['seeds'].values()])}".rstrip()
 
 
 def difference_text(record: dict[str, Any]) -> str:
     """Return '+1.2 [0.4, 2.0]', or '+0.3 [-0.5, 1.1] not distinguishable'."""
     if record["difference"] is None:
         return ""
+    if record["interval"] is None:
+        return f"{record['difference']:+.1f} (too few images)"
     low, high = record["interval"]
     text = f"{record['difference']:+.1f} [{low:.1f}, {high:.1f}]"
     return text if record["distinguishable"] else f"{text} not distinguishable"
@@ -284,8 +394,7 @@ def versions_of(plan: Plan) -> list[dict[str, Any]]:
     """Return the different commits and versions of packages of the trainings."""
     found = []
     for run in plan.runs:
-        for path in sorted(run.folder.glob("*/run.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
+        for record in read_records(run.folder).values():
             one = {"commit": record["git_commit"], "devices": record["devices"]}
             one |= record["versions"]
             if one not in found:

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -142,6 +142,13 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
         options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
     runner = build_train_runner(str(config), options, folder)
     MMLogger.get_current_instance().setLevel("WARNING")
+    with safely(runner.cfg):  # a test split that cannot be scored would fail after the training
+        tested: Any = cast(Any, runner.test_loop).dataloader.dataset
+        if "gt_sem_seg" not in tested[0]["data_samples"]:
+            raise LaunchError(
+                "test_dataloader: its samples have no label maps; add LoadAnnotations to its "
+                "pipeline, or use a split with labels"
+            )
     wrapper: Any = runner.optim_wrapper  # settings until a training starts
     runner.optim_wrapper = wrapper = runner.build_optim_wrapper(wrapper)
     model: Any = runner.model

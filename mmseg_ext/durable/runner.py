@@ -129,9 +129,7 @@ class DurableRunner(Runner):
 
     def build_optim_wrapper(self, *args, **kwargs) -> OptimWrapper | OptimWrapperDict:
         wrapper = super().build_optim_wrapper(*args, **kwargs)
-        for one in single_wrappers(
-            wrapper
-        ):  # before schedules are built, which replace `step`, too
+        for one in single_wrappers(wrapper):  # before schedules, which replace `step`, too
             merge_groups(one.optimizer)
         return wrapper
 

@@ -11,9 +11,11 @@ Arguments of Runners have the meaning of mmsegmentation's flags (1.2.2 and 1.4.2
 """
 
 import contextlib
-import functools
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +35,14 @@ from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.batch import enable_learning_rate_scaling, fit_learning_rate
 from mmseg_ext.engine.build_errors import explained
-from mmseg_ext.engine.config import as_list, input_channels, load_config, type_name
+from mmseg_ext.engine.config import (
+    as_list,
+    input_channels,
+    load_config,
+    load_file,
+    merge_options,
+    type_name,
+)
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.rescaling import rescale
@@ -74,28 +83,65 @@ def safely(
         yield
 
 
-def training_config(
-    config: str,
-    options: dict | None = None,
-    work_dir: str | None = None,
-    launcher: str = "none",
-    amp: bool = False,
-    auto_scale_lr: bool = False,
-    iterations: int | None = None,
-    size: int | None = None,
-) -> Config:
-    """Return the config of a training; see `load_config` and `rescale` for the arguments.
+@dataclass
+class Training:
+    """The settings of a training: a config, and the flags that change it.
 
-    Raises:
-        LaunchError: if a setting does not fit the config.
+    The file is loaded once, when it is needed first, and its warnings are printed then.
     """
-    change = functools.partial(rescale, iterations=iterations, size=size)
-    cfg = load_config(config, options, work_dir, launcher, change)
-    if amp:
-        enable_amp(cfg)
-    if auto_scale_lr:
-        enable_learning_rate_scaling(cfg)
-    return cfg
+
+    config: str
+    options: dict[str, Any] | None = None
+    work_dir: str | None = None
+    launcher: str = "none"
+    amp: bool = False
+    auto_scale_lr: bool = False
+    iterations: int | None = None
+    size: int | None = None
+
+    @cached_property
+    def _of_file(self) -> Config:
+        return load_file(self.config, self.options or {})
+
+    def resolve(self, changes: Mapping[str, Any] = {}, work_dir: str | None = None) -> Config:
+        """Return the config of the training; see `load_config` and `rescale` for the settings.
+
+        Args:
+            changes: further options.
+            work_dir: another work directory.
+
+        Raises:
+            LaunchError: if a setting does not fit the config.
+        """
+        cfg = copy.deepcopy(self._of_file)
+        rescale(cfg, self.iterations, self.size)  # options are for the rescaled training
+        options = {**(self.options or {}), **changes}
+        merge_options(cfg, options, work_dir or self.work_dir, self.launcher)
+        if self.amp:
+            enable_amp(cfg)
+        if self.auto_scale_lr:
+            enable_learning_rate_scaling(cfg)
+        return cfg
+
+    def build(
+        self,
+        resume: bool = False,
+        changes: Mapping[str, Any] = {},
+        work_dir: str | None = None,
+    ) -> Runner:
+        """Build the Runner of the training; see `resolve`.
+
+        Raises:
+            LaunchError: if the run cannot start.
+        """
+        cfg, options = self.resolve(changes, work_dir), {**(self.options or {}), **changes}
+        decide_resuming(cfg, resume, options)
+        runner = _build(cfg, trains=True)
+        if not any(name.startswith("default_hooks.logger") for name in options):
+            for hook in runner.hooks:
+                if isinstance(hook, LoggerHook):  # the curves of a short run need points, too
+                    hook.interval = min(hook.interval, max(1, runner.max_iters // LOGGED))
+        return runner
 
 
 def build_train_runner(
@@ -109,19 +155,13 @@ def build_train_runner(
     iterations: int | None = None,
     size: int | None = None,
 ) -> Runner:
-    """Build the Runner that trains a config; see `training_config` for the arguments.
+    """Build the Runner that trains a config; see `mmseg_ext.train` for the arguments.
 
     Raises:
         LaunchError: if the run cannot start.
     """
-    cfg = training_config(config, options, work_dir, launcher, amp, auto_scale_lr, iterations, size)
-    decide_resuming(cfg, resume, options or {})
-    runner = _build(cfg, trains=True)
-    if not any(name.startswith("default_hooks.logger") for name in options or {}):
-        for hook in runner.hooks:
-            if isinstance(hook, LoggerHook):  # the curves of a short run need points, too
-                hook.interval = min(hook.interval, max(1, runner.max_iters // LOGGED))
-    return runner
+    settings = (config, options, work_dir, launcher, amp, auto_scale_lr, iterations, size)
+    return Training(*settings).build(resume)
 
 
 def build_test_runner(

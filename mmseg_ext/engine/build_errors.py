@@ -117,7 +117,8 @@ def _explanation(entries: _Entries, error: Exception, config: str | None) -> Exc
     failure = _Failure(error, frames, format_error(error), part, own_first, config)
     if failure.runs("load_checkpoint", "mmengine"):
         return _of_weights(entries, error)
-    for explain in (_of_constructor, _of_type, _of_argument, _of_step, _of_pipeline, _of_part):
+    kinds = (_of_constructor, _of_type, _of_argument, _of_empty_data, _of_step, _of_pipeline)
+    for explain in (*kinds, _of_part):
         explanation = explain(failure)
         if explanation is not None:
             return explanation
@@ -308,6 +309,17 @@ def _of_argument(failure: _Failure) -> LaunchError | None:
     return None
 
 
+def _of_empty_data(failure: _Failure) -> LaunchError | None:
+    """Explain that a dataset of mmengine finds no image, which it concatenates to nothing."""
+    is_empty = "at least one array" in failure.reason
+    if not is_empty or not failure.runs("_serialize_data", "mmengine"):
+        return None
+    names = "data_root data_prefix img_suffix ann_file indices"
+    found = _named_settings(failure.entries, failure.part, names, most=5)
+    part = failure.part or f"{failure.config}: a dataset"
+    return LaunchError(f"{part}: has no images ({found}); set where they are")
+
+
 def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
     """Explain that a file of weights cannot be read; the error may not name it."""
     named, addresses = [], []
@@ -327,7 +339,7 @@ def _of_weights(entries: _Entries, error: Exception) -> LaunchError | None:
     )
 
 
-def _named_settings(entries: _Entries, part: str, text: str) -> str:
+def _named_settings(entries: _Entries, part: str, text: str, most: int = 3) -> str:
     """Return 'key=value, ...' of settings that `text` names, of the part or of a loop's data."""
     words = {word.lstrip("_") for word in re.findall(r"\w+", text)} - {"type"}
     # The datasets of train_cfg are in train_dataloader.
@@ -337,4 +349,4 @@ def _named_settings(entries: _Entries, part: str, text: str) -> str:
         owner, _, name = key.rpartition(".")
         if owner in parents and name in words:
             named.append(f"{key}={short(repr(value))}")
-    return ", ".join(named[:3])
+    return ", ".join(named[:most])

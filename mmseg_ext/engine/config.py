@@ -4,10 +4,8 @@ Keys that have no effect are warnings. Of the data, functions return the dataset
 classes and palette, the channels of images and the size of crops.
 """
 
-import contextlib
 import difflib
 import inspect
-import json
 import os
 import sys
 import traceback
@@ -23,6 +21,7 @@ from mmengine.utils import import_modules_from_strings
 
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.errors import LaunchError, format_error
+from mmseg_ext.reports.records import read_records
 from mmseg_ext.upstream import base_configs
 
 # The Runner's arguments, and other keys that mmengine and the commands read.
@@ -50,17 +49,28 @@ def load_config(
     options: dict | None = None,
     work_dir: str | None = None,
     launcher: str = "none",
-    change: Callable[[Config], None] = lambda cfg: None,
 ) -> Config:
-    """Load the config at `path`, or of this model name, `change` it, and merge `options` into it.
+    """Load the config at `path`, or of this model name, and merge `options` into it.
 
     The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
     Raises:
         LaunchError: if the file does not load, or an option does not fit.
     """
+    cfg = load_file(path, options or {})
+    merge_options(cfg, options or {}, work_dir, launcher)
+    return cfg
+
+
+def load_file(path: str, options: Iterable[str] = ()) -> Config:
+    """Load the config at `path`, or of this model name, without options, and print its warnings.
+
+    The warnings are also about the names in `options`, which `merge_options` sets.
+
+    Raises:
+        LaunchError: if the file does not load.
+    """
     path = _path_of(path)
-    options = options or {}
     try:
         cfg = Config.fromfile(path, import_custom_modules=False)
         _import_modules(cfg, path)
@@ -68,7 +78,6 @@ def load_config(
         raise
     except Exception as error:  # a config is a program and can raise anything
         raise LaunchError(f"config {path}: {_loading_problem(path, error)}") from error
-    cfg.launcher = launcher
     warnings = unread_keys(cfg, options)
     if "custom_imports" in Path(path).read_text(errors="replace"):
         dropped = dropped_imports(path)
@@ -79,14 +88,24 @@ def load_config(
     for warning in warnings:
         if os.environ.get("RANK", "0") == "0":
             print(f"mmseg_ext: {warning}", file=sys.stderr)
-    change(cfg)
+    return cfg
+
+
+def merge_options(
+    cfg: Config, options: Mapping[str, Any], work_dir: str | None, launcher: str
+) -> None:
+    """Set what a command line sets, in place; see `load_config`.
+
+    Raises:
+        LaunchError: if an option does not fit.
+    """
+    cfg.launcher = launcher
     try:
         fitting = {key: _with_kind_of(cfg, key, value) for key, value in options.items()}
         cfg.merge_from_dict(fitting)
     except (KeyError, IndexError, TypeError, AssertionError) as error:
         raise LaunchError(f"--cfg-options {options}: {format_error(error)}") from error
-    cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(path).stem}"
-    return cfg
+    cfg.work_dir = work_dir or cfg.get("work_dir") or f"./work_dirs/{Path(str(cfg.filename)).stem}"
 
 
 def _follow_move(cfg: Config, path: str) -> list[str]:
@@ -102,13 +121,15 @@ def _follow_move(cfg: Config, path: str) -> list[str]:
     written = str(cfg.get("work_dir") or "")
     for new in file.parents[:3]:  # the work directory, or above `20260131_235959/vis_data`
         of_project = new.name == "work_dir" and (new.parent / "config.py").is_file()
-        for log in sorted(new.glob("[0-9]*_[0-9]*/run.json")):
-            with contextlib.suppress(ValueError):  # a damaged record
-                found = json.loads(log.read_text(errors="replace"))
-                # A config of a user can be in a folder of runs, too.
-                if log.parent in file.parents or Path(str(found["config"])).name == file.name:
-                    record = found
-        if of_project or record:
+        try:
+            records = read_records(new)
+        except ValueError as error:  # the paths may be right
+            return [str(error)]
+        # A config of a user can be in a folder of runs, too.
+        names = {log: Path(str(one.get("config"))).name for log, one in records.items()}
+        own = [records[log] for log in records if log in file.parents or names[log] == file.name]
+        record = own[-1] if own else {}
+        if of_project or own:
             break
     else:
         return []

@@ -1,22 +1,19 @@
 """How many iterations fit into some minutes, measured by a few of them and a short validation."""
 
 import contextlib
-import json
 import math
 import time
-from collections.abc import Callable
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.runner import Runner
 
 from mmseg_ext.durable.work_dir import on_rank_zero
-from mmseg_ext.engine.build import safely
+from mmseg_ext.engine.build import Training, safely
 from mmseg_ext.errors import LaunchError
+from mmseg_ext.reports.records import read_records
 from mmseg_ext.terminal import validations_left
 
 _WARM_UP, _TRIED = 3, 15  # iterations
@@ -52,11 +49,8 @@ class _Measured(BaseException):
     """The trial has measured enough; not an error that is explained."""
 
 
-def iterations_in(minutes: float, build: Callable[[dict, str], Runner]) -> int:
+def iterations_in(minutes: float, training: Training) -> int:
     """Return the iterations of a training with its validations that takes so many minutes.
-
-    Args:
-        build: returns the Runner for more options and a work directory.
 
     Raises:
         LaunchError: if the time is too short for an iteration, or the config counts epochs.
@@ -64,7 +58,7 @@ def iterations_in(minutes: float, build: Callable[[dict, str], Runner]) -> int:
     if minutes <= 0:
         raise LaunchError(f"--minutes {minutes:g}: must be positive")
     with TemporaryDirectory() as folder:
-        runner = build(_TRIAL, folder)
+        runner = training.build(changes=_TRIAL, work_dir=folder)
         if "max_iters" not in (runner.cfg.get("train_cfg") or {}):
             raise LaunchError("--minutes: train_cfg has no max_iters; set train_cfg.max_epochs")
         trial, validation = _Trial(), 0.0
@@ -90,24 +84,25 @@ def _validation_seconds(runner: Any) -> float:
     """Return the time of a validation, from the time of its first batches."""
     loader, model = runner.val_dataloader, runner.model
     model.eval()
-    batches, times = iter(loader), []
+    batches, times = iter(loader), [time.perf_counter()]
     for _ in range(min(_VALIDATED, len(loader))):
         batch = next(batches)
         model.val_step(batch)
         times.append(time.perf_counter())
-    if len(times) < 2:
-        return 0.0
-    return len(loader) * (times[-1] - times[0]) / (len(times) - 1)
+    # The first batch is slower, and of a single large image the only one.
+    measured = times[1:] if len(times) > 2 else times
+    return len(loader) * (measured[-1] - measured[0]) / max(1, len(measured) - 1)
 
 
 def recorded_iterations(cfg: Config) -> int | None:
-    """Return the iterations of the run in the work directory, for an exact resume; None if new."""
+    """Return the iterations of the run in the work directory, for an exact resume; None if new.
+
+    Raises:
+        ValueError: for a damaged record, because another number would change the schedule.
+    """
 
     def read() -> int | None:
-        records = Path(cfg.work_dir).glob("[0-9]*_[0-9]*/run.json")
-        for record in sorted(records, reverse=True):
-            with contextlib.suppress(ValueError):  # a damaged record
-                return json.loads(record.read_text()).get("iterations")
-        return None
+        records = [*read_records(cfg.work_dir).values()]
+        return records[-1].get("iterations") if records else None
 
     return on_rank_zero(read)

@@ -12,27 +12,35 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
 from mmengine.hooks import Hook
-from mmengine.runner import EpochBasedTrainLoop, Runner, ValLoop
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, TestLoop, ValLoop
 from torch import nn
 
 from mmseg_ext.checkpoint.safe_loading import unwrap_model
-from mmseg_ext.engine.config import as_list, inner_datasets, nearest
+from mmseg_ext.engine.config import as_list, inner_datasets, nearest, type_name
 from mmseg_ext.errors import CheckpointError, LaunchError, format_error, join_names
 from mmseg_ext.upstream import built_dataloaders
+
+_TO_ZERO = ("CosineAnnealingLR", "PolyLR")  # with eta_min=0, which is their default
 
 
 def check_run(runner: Runner, trains: bool) -> None:
     """Check a run whose loops are built, and log warnings.
 
     Raises:
-        LaunchError: for a loop that never ends, or that has an interval of zero, and, if the run
-            `trains`, for scores that no validation computes.
+        LaunchError: for a loop that never ends or has no batch, or that has an interval of zero,
+            and, if the run `trains`, for scores that no validation computes.
     """
-    for stage, loop in (("train", runner._train_loop), ("val", runner._val_loop)):
+    loops = {"train": runner._train_loop, "val": runner._val_loop, "test": runner._test_loop}
+    for stage, loop in loops.items():
         sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
-        reads_to_the_end = isinstance(loop, EpochBasedTrainLoop | ValLoop)
+        reads_to_the_end = isinstance(loop, EpochBasedTrainLoop | ValLoop | TestLoop)
         if reads_to_the_end and isinstance(sampler, InfiniteSampler):
             raise LaunchError(f"{stage}_dataloader.sampler: InfiniteSampler never ends this loop")
+        if reads_to_the_end and len(loop.dataloader) == 0:
+            raise LaunchError(
+                f"{stage}_dataloader: its {len(loop.dataloader.dataset)} images give no batch; "
+                "check the folder and the list of images, or set drop_last=False"
+            )
     if getattr(runner._train_loop, "val_interval", 1) == 0:
         raise LaunchError(
             "train_cfg.val_interval=0: is not an interval; to train without validation, set "
@@ -44,6 +52,7 @@ def check_run(runner: Runner, trains: bool) -> None:
 
         model = unwrap_model(runner.model)
         warnings += [*losses_of_ignored_pixels(model), *unused_custom_keys(runner.cfg, model)]
+        warnings += misfitting_schedules(runner)
     for warning in warnings:
         runner.logger.warning(warning)
     if trains:
@@ -134,6 +143,40 @@ def unused_custom_keys(cfg: Config, model: nn.Module) -> Iterator[str]:
                 f"optim_wrapper.paramwise_cfg.custom_keys: {key!r} has no effect: no parameter has "
                 f"it in its name; use a part of names like {names[0]!r} and {names[-1]!r}"
             )
+
+
+def misfitting_schedules(runner: Runner) -> Iterator[str]:
+    """Yield warnings about learning rates that do not follow the length of the training.
+
+    Nothing else shows them: a schedule of 160,000 iterations that is cut after 1,000 has hardly
+    left its warm-up, and one that ended at 0 trains nothing.
+    """
+    loop, schedules = runner.train_loop, as_list(runner.cfg.get("param_scheduler"))
+    schedules = [one for one in schedules if isinstance(one, Mapping) and "type" in one]
+    if isinstance(loop, EpochBasedTrainLoop):
+        lengths = {True: loop.max_epochs, False: loop.max_iters}  # by `by_epoch`
+    elif isinstance(loop, IterBasedTrainLoop):
+        lengths = {False: loop.max_iters}
+        if any(one.get("by_epoch", True) for one in schedules):
+            yield (
+                "param_scheduler.by_epoch=True: has no effect in a loop of iterations, which is "
+                "one epoch; set by_epoch=False"
+            )
+    else:
+        return
+    for by_epoch, length in lengths.items():
+        own = [one for one in schedules if one.get("by_epoch", True) == by_epoch and "end" in one]
+        if not own:
+            continue
+        last = max(own, key=lambda one: one["end"])
+        place = f"param_scheduler: {type_name(last)} ends at {last['end']:,} of {length:,}"
+        unit = "epochs" if by_epoch else "iterations"
+        if last["end"] > 1.1 * length + 2:  # `rescale` rounds short ones up
+            hint = "" if by_epoch else f", or use --iterations {length}, which scales schedules"
+            yield f"{place} {unit}, so the learning rate is still high at the end; set end{hint}"
+        left, ends_at_zero = length - last["end"], type_name(last) in _TO_ZERO
+        if left > 0.01 * length and ends_at_zero and not last.get("eta_min"):
+            yield f"{place} {unit} at a rate of 0, so the last {left:,} train nothing; set end"
 
 
 class SameClasses(Hook):

@@ -4,7 +4,6 @@
 writes it to `run.json`, and `summary` turns it into the lines that a training logs at its start.
 """
 
-import json
 import os
 import platform
 import subprocess
@@ -27,6 +26,7 @@ from mmseg_ext.durable.optimizer_groups import single_wrappers
 from mmseg_ext.engine.amp import default_dtype
 from mmseg_ext.engine.batch import batch_settings
 from mmseg_ext.engine.config import as_list, inner_datasets, type_name
+from mmseg_ext.reports.records import write_record
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 _FROM_SCRATCH = (
@@ -115,8 +115,7 @@ class RunRecordHook(Hook):
     def _write(self, runner) -> None:
         if self._record is not None:
             self._record["ended"] = _now()
-            text = json.dumps(self._record, indent=2, default=str)
-            write_text(text + "\n", Path(runner.log_dir, "run.json"))
+            write_record(self._record, runner.log_dir)
 
 
 def _now() -> str:

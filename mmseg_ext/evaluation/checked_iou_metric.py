@@ -53,7 +53,7 @@ class CheckedIoUMetric(IoUMetric):
 
     confusion: Tensor | None = None
     by_class: dict[str, float]  # the scores of each class, 0 to 1, by names like 'IoU.crop'
-    _written: set[str] | None = None  # names of images in an evaluation
+    _written: set[str]  # names of the label maps of an evaluation
     _names: list[str]  # of the files of the images in `results`
 
     def __init__(
@@ -84,26 +84,22 @@ class CheckedIoUMetric(IoUMetric):
         )
         self.class_scores = list(class_scores)
         self.images_file = images_file
-        self._names = []
+        self._names, self._written = [], set()
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
             if self.output_dir is not None:
-                self._note_written(Path(sample["img_path"]).stem)
+                path = f"{self.output_dir}/{Path(sample['img_path']).stem}.png"
+                if path in self._written:
+                    message = f"{path}: overwritten; several images are called so"
+                    print_log(message, logger="current", level=logging.WARNING)
+                self._written.add(path)
             try:
                 super().process(data_batch, [sample])
             except LabelError as error:
                 path = sample.get("seg_map_path", sample.get("img_path", "a label map"))
                 raise LabelError(f"{path}: {error}") from None
             self._names.append(Path(sample.get("img_path", "")).name)
-
-    def _note_written(self, name: str) -> None:
-        """Warn if an earlier image of the evaluation had this name, which its label map gets."""
-        self._written = self._written or set()
-        if name in self._written:
-            message = f"{self.output_dir}/{name}.png: overwritten; several images are called so"
-            print_log(message, logger="current", level=logging.WARNING)
-        self._written.add(name)
 
     @staticmethod
     def intersect_and_union(
@@ -137,7 +133,7 @@ class CheckedIoUMetric(IoUMetric):
         names = self._names[: len(own)]
         self.results.clear()
         self._names.clear()
-        self._written = None
+        self._written.clear()
         if self.images_file is not None and not self.format_only:
             self._write_images(self.images_file, names, own)
         if not self.format_only:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 
 from mmseg_ext.atomic_write import write_text
@@ -38,6 +39,7 @@ _COLORS = (
     *("#505050", "#e69f00", "#56b4e9", "#009e73"),
     *("#f0e442", "#0072b2", "#d55e00", "#cc79a7"),
 )
+_STEPS = 7  # of each channel in the grid of further colors, which has more than 255 colors
 
 
 class Row(NamedTuple):
@@ -61,26 +63,46 @@ class Classes:
     def __init__(self, rows: Sequence[Row]):
         self.names = list(dict.fromkeys(row.name for row in rows if row.name))
         self.numbers: dict[str, int] = {}
-        own: dict[str, str] = {}
+        own = dict.fromkeys(self.names, "")
         for row in rows:
             if row.text:
                 self.numbers[row.text] = self.names.index(row.name) if row.name else IGNORED
-            if row.name and row.color:
-                own.setdefault(row.name, row.color)
-        random = np.random.RandomState(0).randint(0, 256, (len(self.names), 3)).tolist()
-        # The same in each project.
-        defaults = [*_COLORS, *("#{:02x}{:02x}{:02x}".format(*color) for color in random)]
-        colors = {"": ""}
-        for name, default in zip(self.names, defaults, strict=False):
-            colors[name] = own.get(name, default)
-        self.palette = [list(bytes.fromhex(colors[name][1:])) for name in self.names]
-        self.rows = [row._replace(color=colors[row.name]) for row in rows]
+            if row.name and not own[row.name]:
+                own[row.name] = row.color
+        colors = dict(zip(self.names, distinct_colors(list(own.values())), strict=True))
+        self.palette = [list(bytes.fromhex(color[1:])) for color in colors.values()]
+        self.rows = [row._replace(color=colors.get(row.name, "")) for row in rows]
 
     def write(self, data: Path) -> None:
         """Write the file in a project's data."""
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows([_TITLES, *self.rows])
         write_text(out.getvalue(), data / CLASSES_FILE)
+
+
+def distinct_colors(own: Sequence[str]) -> list[str]:
+    """Return the color (#rrggbb) of each class: its own one, else a fixed one, else a distinct one.
+
+    Of the colors of a grid it is the one whose smallest distance from all others, and from the
+    white of ignored pixels, is the largest as people see it (CIELAB).
+    """
+    taken = {color.lower() for color in own}
+    colors = list(own)
+    for i, fixed in enumerate(_COLORS[: len(own)]):
+        if not own[i] and fixed not in taken:
+            colors[i] = fixed
+    used = [[255, 255, 255], *(list(bytes.fromhex(color[1:])) for color in colors if color)]
+    grid = np.stack(np.meshgrid(*[np.linspace(0, 255, _STEPS)] * 3), axis=-1).reshape(-1, 3)
+    every = np.concatenate([used, grid]).astype(np.float32) / 255
+    lab = cv2.cvtColor(every[None], cv2.COLOR_RGB2LAB)[0]
+    near, far = np.split(lab, [len(used)])
+    distance = np.linalg.norm(far[:, None] - near, axis=2).min(1)
+    for i, color in enumerate(colors):
+        if not color:
+            best = distance.argmax()
+            colors[i] = "#{:02x}{:02x}{:02x}".format(*grid[best].round().astype(int))
+            distance = np.minimum(distance, np.linalg.norm(far - far[best], axis=1))
+    return colors
 
 
 def read_classes(data: Path) -> Classes | None:
@@ -104,7 +126,7 @@ def read_classes(data: Path) -> Classes | None:
             continue
         if cells[0].startswith("# ") and not any(map(_COLOR.fullmatch, cells)):  # the user's note
             cells = [", ".join(filter(None, cells))]
-        text, name, color, *more = [*cells, "", ""] if len(cells) < 3 else cells
+        text, name, color, *more = cells + [""] * (3 - len(cells))
         if any(more) or (color and not _COLOR.fullmatch(color)):
             raise ValueError(
                 f"{file}: line {number} is not text,class,#rrggbb; correct it, with quotes around "
@@ -133,7 +155,8 @@ def _classes_of_version_1(data: Path) -> Classes | None:
     for i, name in enumerate(names):
         texts = [text for text, number in labels.items() if number == i]
         rows += [Row(text, name) for text in texts or [""]]
-    return Classes([*rows, *(Row(text, "") for text, i in labels.items() if i == IGNORED)])
+    rows += [Row(text, "") for text, number in labels.items() if number == IGNORED]
+    return Classes(rows)
 
 
 def choose_classes(
@@ -154,8 +177,8 @@ def choose_classes(
     before = read_classes(data)
     labels, listed = legend.labels, legend.names
     of_name = {name: text for text, name in listed.items()}
-    names = [unicodedata.normalize("NFC", name) for name in names or ()] or None
-    given_names = [*labels.values(), *of_name, *(names or ())]
+    names = [unicodedata.normalize("NFC", name) for name in names or ()]
+    given_names = [*labels.values(), *of_name, *names]
     ignored = [same_name(text, given_names) for text in ignored]
     ignored = [of_name.get(text, text) for text in ignored]
     if before is not None:
@@ -165,10 +188,10 @@ def choose_classes(
     # Colors have no order of their own: they get the order of a file that names them.
     if listed and not (names and not any(text.startswith("#") for text in labels.values())):
         order = list(listed)
-        named = [same_name(name, of_name) for name in names or ()]
+        named = [same_name(name, of_name) for name in names]
         if named and set(named) <= of_name.keys() and len(set(named)) == len(named):
             order = [of_name[name] for name in named]
-            chosen = zip(names or (), order, strict=True)
+            chosen = zip(names, order, strict=True)
             given = [name for name, text in chosen if text not in ignored]
         order += [text for text in labels.values() if text not in order]
         if not names:
@@ -206,7 +229,7 @@ def _follow(
     before: Classes,
     legend: Legend,
     reader: Reader,
-    names: Sequence[str] | None,
+    names: Sequence[str],
     ignored: Sequence[str],
     file: Path,
     notes: Notes,
@@ -220,32 +243,31 @@ def _follow(
             f"{join_names(texts)}; delete its folder, or write to another one"
         )
     are_names = BACKGROUND in texts
-    wanted = [n for n in names or () if n not in ignored and legend.names.get(n) not in ignored]
+    listed = legend.names
+    wanted = [name for name in names if name not in ignored and listed.get(name) not in ignored]
     if are_names and names and BACKGROUND not in (*names, *ignored):
         wanted = [BACKGROUND, *wanted]
     flags = []
     if names and wanted != before.names:
         flags.append("--classes")
-    if any(
-        before.numbers.get(text, IGNORED) != IGNORED or text in before.names for text in ignored
-    ):
+    if any(known.get(text, IGNORED) != IGNORED or text in before.names for text in ignored):
         flags.append("--ignore")
     if flags:
         text = f"{file} has the classes {join_names(before.names)}; {' and '.join(flags)} would"
         notes.add(Rank.LABELS, f"{text} change them and is not used; edit the file and run again")
-    unknown = set(ignored).difference(known, texts, names or ())
+    unknown = set(ignored).difference(known, texts, names)
     if unknown:
         raise ValueError(f"--ignore {min(unknown)}: no annotation has this value; edit {file}")
     rows, found = list(before.rows), list(before.names)
     for text in texts:
         if text in known:
             continue
-        name = legend.names.get(text, "")
+        name = listed.get(text, "")
         if name.lower() in _VOID or text in (*ignored, *reader.ignored):
             name = ""
         elif are_names:
             name = text
-        elif not legend.names and not (text == str(IGNORED) and _is_255_ignored(legend.labels)):
+        elif not listed and not (text == str(IGNORED) and _is_255_ignored(legend.labels)):
             free = (f"class_{i}" for i in itertools.count(len(found)))
             name = next(name for name in free if name not in found)  # a user can have named one so
         if name and name not in found:
@@ -305,20 +327,21 @@ def assign_classes(
                 f"--classes names {len(classes)} classes, but there are {values}: {found}; give "
                 "one name per value, or --ignore values"
             )
-    of_text = dict(zip(left.values(), numbers, strict=True))
+    # Names that are ignored are no classes, and get no numbers.
     kept = [name for name in classes if name not in named]
-    if named:
-        numbers = [kept.index(name) if name in kept else IGNORED for name in classes]
-        classes, of_text = kept, {text: numbers[i] for text, i in of_text.items()}
-    if not 2 <= len(classes) <= IGNORED:
+    number_of = {name: i for i, name in enumerate(kept)}
+    of_text = dict.fromkeys(texts, IGNORED)
+    for text, i in zip(left.values(), numbers, strict=True):
+        of_text[text] = number_of.get(classes[i], IGNORED)
+    if not 2 <= len(kept) <= IGNORED:
         raise ValueError(
-            f"{len(classes)} classes, but a project has 2 to {IGNORED}; there are "
+            f"{len(kept)} classes, but a project has 2 to {IGNORED}; there are "
             f"{len(texts)} values: {join_names(texts)}; masks with smooth edges have too many"
         )
-    for name in classes:
-        if classes.count(name) > 1 or not name.strip():
+    for name in kept:
+        if kept.count(name) > 1 or not name.strip():
             raise ValueError(f"class {name!r}: every class needs a name of its own")
-    return classes, dict.fromkeys(texts, IGNORED) | of_text
+    return kept, of_text
 
 
 def _is_255_ignored(labels: Mapping[int, str], names: Sequence[str] | None = None) -> bool:

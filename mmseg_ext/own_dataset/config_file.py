@@ -15,7 +15,6 @@ import numpy as np
 from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
-from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.environment import configs_folder
 from mmseg_ext.own_dataset.annotations.reader import OBJECT, OBJECT_VALUES
 from mmseg_ext.own_dataset.channels import Channels
@@ -33,7 +32,7 @@ BATCH = 4
 ENCODER = "encoder.safetensors"  # in the project: weights of its encoder
 RARE = 0.02  # share of the weighted pixels that a class needs, to be found early
 SPARSE = 0.5  # share of ignored pixels in training images, from which crops look for others
-_WAYS = ["horizontal", "vertical"]
+_FLIPS = ("horizontal", "vertical")
 _TURN = """\
     # By any angle, because photos have no top. Corners without a pixel are ignored.
     dict(type="RandomRotate", prob=1.0, degree=180.0, pad_val=0, seg_pad_val=255),
@@ -62,42 +61,51 @@ def write_config(
     Raises:
         ValueError: if the images do not have these bands.
     """
-    splits, classes = project.splits, project.classes
-    train = splits[0]
-    # All turns with one flip would be all views; the other flip is for the test.
-    views = dict(turn=_TURN if any_side_up else "", ways=json.dumps(_WAYS[: 1 + any_side_up]))
-    parts: dict[str, Any] = _class_parts(project) | _network_parts(start, folder) | views
-
-    # The data: the splits, and the scores of numbered objects.
-    parts["splits"] = ", ".join(f"{len(split.items)} for {split.name}" for split in splits)
-    parts["images"] = sum(len(split.items) for split in splits)
-    parts["test_loader"] = _TEST_LOADER if splits[-1].name == "test" else ""
-    parts["evaluator"] = iou = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
-    counted = classes.numbers.get(OBJECT, IGNORED)
-    if classes.numbers.keys() >= {*OBJECT_VALUES} and counted != IGNORED:
-        objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
-        parts["evaluator"] = f"[\n    {iou}, {objects}]"
-
-    # Random crops of images with few annotated pixels mostly have none.
-    is_sparse = train.ignored > SPARSE * (train.ignored + train.pixels.sum())
-    parts["crop_type"] = "LabeledRandomCrop" if is_sparse else "RandomCrop"
-    parts |= _size_parts(splits, tiles, parts["crop_type"])
-
-    # The bands: photos have the statistics of the network's first training.
+    splits, train = project.splits, project.splits[0]
     count = channels.count if channels else 3
     for band in rgb_bands or ():
         if not 1 <= band <= count:
             raise ValueError(f"--rgb {band}: the images have the bands 1 to {count}")
-    parts |= dict(mean=list(start.cfg["mean"]), std=list(start.cfg["std"]), bands="")
-    # By that name mmsegmentation's inferencer finds the loader.
-    parts["load"] = 'dict(type="LoadImageFromFile")'
-    parts["distortion"] = ' dict(type="PhotoMetricDistortion"),'
-    parts |= dict(preprocessor="SegDataPreProcessor", in_channels="")
+    parts = _class_parts(project) | _network_parts(start)
+
+    # The data: the splits, and the scores of numbered objects.
+    iou = 'dict(type="CheckedIoUMetric", iou_metrics=["mIoU"])'
+    parts |= dict(
+        splits=", ".join(f"{len(split.items)} for {split.name}" for split in splits),
+        images=sum(len(split.items) for split in splits),
+        test_loader=_TEST_LOADER if splits[-1].name == "test" else "",
+        evaluator=iou,
+    )
+    numbers = project.classes.numbers
+    counted = numbers.get(OBJECT, IGNORED)
+    if numbers.keys() >= {*OBJECT_VALUES} and counted != IGNORED:
+        objects = f'dict(type="ObjectMetric", object_class=classes[{counted}])'
+        parts["evaluator"] = f"[\n    {iou}, {objects}]"
+
+    # Views of the images. All turns with one flip would be all views; the other flip is for the
+    # test. Random crops of images with few annotated pixels mostly have none.
+    parts["flips"] = json.dumps(_FLIPS if any_side_up else _FLIPS[:1])
+    parts["turn"] = _TURN if any_side_up else ""
+    is_sparse = train.ignored > SPARSE * (train.ignored + train.pixels.sum())
+    parts["crop_type"] = "LabeledRandomCrop" if is_sparse else "RandomCrop"
+    parts |= _size_parts(splits, tiles, parts["crop_type"])
+
+    # The bands. Photos have the statistics of the network's first training, and mmsegmentation's
+    # inferencer finds their loader by its name.
+    bands = ""
+    parts |= dict(
+        load='dict(type="LoadImageFromFile")',
+        mean=list(start.cfg["mean"]),
+        std=list(start.cfg["std"]),
+        distortion=' dict(type="PhotoMetricDistortion"),',
+        preprocessor="SegDataPreProcessor",
+        in_channels="",
+    )
     if channels:
-        parts["load"] = f'dict(type="CheckedLoadImage", channels={count})'
-        parts |= dict(mean=channels.mean, std=channels.std)
+        load = f'dict(type="CheckedLoadImage", channels={count})'
+        parts |= dict(load=load, mean=channels.mean, std=channels.std)
         if channels.value_range:
-            parts["bands"] = (
+            bands = (
                 "# The values of each band that become 0 and 255, measured in training images.\n"
                 f'load["value_range"] = {channels.value_range}\n'
             )
@@ -107,24 +115,25 @@ def write_config(
         if channels.colors and count > 3:
             rgb_bands = rgb_bands or (1, 2, 3)
     if rgb_bands:
-        shown = list(rgb_bands)
-        parts["bands"] += f"rgb_bands = {shown}  # in pictures: the file's bands, from 1 on\n"
+        bands += f"rgb_bands = {[*rgb_bands]}  # in pictures: the file's bands, from 1 on\n"
+    parts["bands"] = bands
 
     # The length of the training.
     iterations = start.steps * max(len(train.items), LEAST_IMAGES) // 100 * 100
     iterations = min(iterations, MOST_ITERATIONS)
     parts |= dict(iterations=iterations, warmup=iterations // 20, batch=BATCH)
     val = next((split for split in splits if split.name == "val"), train)
-    side, trained = None if tiles else parts["side"], iterations * parts["crop"] ** 2
-    validations = _validations(val, side, trained)
-    parts |= dict(interval=iterations // validations, saving=iterations // VALIDATIONS)
+    side = None if tiles else parts["side"]
+    validations = _validations(val, side, iterations * parts["crop"] ** 2)
     if validations < VALIDATIONS:
         text = f"a validation of these images takes long, so a training has {validations}, not"
         project.notes.add(Rank.HINT, f"{text} {VALIDATIONS}; train_cfg.val_interval changes it")
+    parts |= dict(interval=iterations // validations, saving=iterations // VALIDATIONS)
 
-    text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
+    # The config is the last file, because a further run keeps the others only with it.
     runtime = configs_folder() / "_base_/default_runtime.py"
     write_text(runtime.read_text(encoding="utf-8"), folder / runtime.name)
+    text = (Path(__file__).parent / "config_file.txt").read_text(encoding="utf-8")
     write_text(Template(text).substitute(parts), folder / "config.py")
 
 
@@ -146,8 +155,8 @@ def _validations(val: Split, side: int | None, trained: int) -> int:
     return int(np.clip(0.1 * BATCH * trained / max(cost, 1), LEAST_VALIDATIONS, VALIDATIONS))
 
 
-def _network_parts(start: Start, folder: Path) -> dict[str, Any]:
-    """Return the parts about the network and its weights; write those of an encoder to `folder`."""
+def _network_parts(start: Start) -> dict[str, Any]:
+    """Return the parts about the network and its weights."""
     maps, checkpoint = range(len(start.widths)), start.checkpoint
     parts: dict[str, Any] = dict(backbone=start.backbone, widths=start.widths, neck=start.neck)
     parts |= dict(ea_channels=start.ea_channels, channels=start.channels)
@@ -157,7 +166,6 @@ def _network_parts(start: Start, folder: Path) -> dict[str, Any]:
         parts["c1"] = f" c1_in_channels={start.stem},"
     if start.weights:
         checkpoint = f"{{{{ fileDirname }}}}/{ENCODER}"
-        write_weights(start.weights, folder / ENCODER, about={"license": start.terms})
     parts["init"] = f'dict(type="Pretrained", checkpoint="{checkpoint}")' if checkpoint else None
     parts["load_from"] = json.dumps(start.load_from) if start.load_from else None
     parts["terms"] = f"; license: {' '.join(start.terms.split())}" if start.load_from else ""

@@ -4,6 +4,7 @@ All steps of `make_project` take the same list of items and fill in their findin
 a `problem` is left out: no later step looks at it. Files are compared by their keys.
 """
 
+import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ _USUAL = f"(?:images?|imgs?|{MASK_WORDS})"
 _SPLIT = r"(train|val|test)(?:ing|id|idation)?(?:set)?(?:20\d\d)?"
 SPLIT_WORD = re.compile(_SPLIT, re.I)  # validation, trainset, val2017
 _FOLDER = re.compile(f"(?:{_USUAL}[_-])?(?:{_SPLIT})?[_-]?{_USUAL}?", re.I)  # labels_train2017
+_WILD = re.compile(r"((?:\*|\?|\[!?[^]]+\])+)")  # glob's *, ? and [...]
 NAME_PART = re.compile(r"[^\W_]+")  # red and leaf2 in red_leaf2
 
 
@@ -101,30 +103,39 @@ def key_of(path: Path) -> Key:
 def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[Path, Key]:
     """Return the files below `folder` with these suffixes, and their keys.
 
-    `folder` may end in a pattern, as in `masks/*_label.png` or `data/*/*_label.png`. Then files in
-    deeper folders count, too, and the part that fits the first * of the last name is the name. If
-    the pattern fits only folders, as in `data/*/masks`, these are the files in them.
+    `folder` may end in a pattern, as in `masks/*_label.png` or `data/[ab]*/*_label.png`. Then files
+    in deeper folders count, too, and the part that fits the first * of the last name, with ? and
+    [...] next to it, is the name. If the pattern fits only folders, as in `data/*/masks`, these are
+    the files in them.
 
     Raises:
         ValueError: if there is no such folder, or it has files of another format instead.
     """
     parts = folder.parts
-    fixed = next((i for i, part in enumerate(parts) if "*" in part), len(parts))
+
+    def is_pattern(i: int) -> bool:  # a folder can be called data [1]
+        return bool(re.search(r"[*?[]", parts[i])) and not Path(*parts[: i + 1]).exists()
+
+    fixed = next(filter(is_pattern, range(len(parts))), len(parts))
     folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
     if folder.is_file():
         raise ValueError(f"{folder}: is a file; give a folder")
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
-    start, _, end = PurePath(pattern).name.partition("*")
-    shared = "(.+?)" if "*" in end else "(.+)"
-    name_part = re.compile(re.escape(start) + shared + ".*".join(map(re.escape, end.split("*"))))
+    # What is compared is the first wildcard, else the name; `translate` gives (?s:TEXT)\Z.
+    parts = [fnmatch.translate(part)[4:-3] for part in _WILD.split(PurePath(pattern).name)]
+    compared = min(1, len(parts) - 1)
+    if len(parts) > 3:  # as little as possible, because others follow
+        parts[1] = parts[1].replace(".*", ".*?")
+    parts[compared] = f"({parts[compared]})"
+    name_part = re.compile("".join(parts))
     paths = [path for path in files_below(folder) if path.suffix.lower() in suffixes]
     keys = {}
     for path in paths:
         relative = path.relative_to(folder)
         if relative.match(pattern):
             found = name_part.fullmatch(path.name)
-            keys[path] = key_of(relative.with_name(found[1] if found else path.name))
+            keys[path] = key_of(relative.with_name(found[1] if found and found[1] else path.name))
     for path in paths if not keys else ():  # the pattern can be of folders
         relative = path.relative_to(folder)
         if any(parent.match(pattern) for parent in relative.parents):

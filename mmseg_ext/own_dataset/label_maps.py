@@ -36,8 +36,8 @@ def least_areas(train: Split) -> dict[str, int]:
     return found
 
 
-def add_note_on_reduction(train: Split, side: int, notes: Notes) -> None:
-    """Add a note on what long sides of `side` do to narrow objects, if an image is reduced.
+def add_note_on_reduction(train: Split, cfg: Config, notes: Notes) -> None:
+    """Add a note on what a config's scale does to narrow objects, if it reduces complete images.
 
     In up to a hundred label maps it counts the pixels of parts in which no disk of nine pixels
     fits. The most frequent class, gaps that are `background` and a `border`, which is drawn narrow,
@@ -46,7 +46,9 @@ def add_note_on_reduction(train: Split, side: int, notes: Notes) -> None:
     long, most = max(map(max, train.sizes)), train.pixels.argmax()
     is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
     is_object[most] = False
-    if long < side + 32 or not is_object.any():  # a side is a multiple of 32
+    mode = cfg.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
+    side = max(cfg.get("scale", [0])) if mode == "whole" else 0
+    if not side or long < side + 32 or not is_object.any():  # a side is a multiple of 32
         return
     disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
     pixels, narrow = np.zeros((2, len(train.classes)))
@@ -78,8 +80,11 @@ def add_note_on_reduction(train: Split, side: int, notes: Notes) -> None:
 def add_note_on_crops(train: Split, cfg: Config, notes: Notes) -> None:
     """Add a note on the share of random crops, of a config's size, without an annotated pixel.
 
-    They are counted in up to thirty label maps, at the long side that the network sees.
+    They are counted in up to thirty label maps, at the long side that the network sees. A config of
+    the user's own can lack the settings.
     """
+    if not all(map(cfg.get, ("scale", "crop_size", "train_pipeline"))):
+        return
     (height, width), side = cfg.crop_size, max(cfg.scale)
     shares = []
     for item in evenly(train.items, _MAPS_WITH_OBJECTS):

@@ -9,6 +9,7 @@ from typing import Any
 from mmengine.config import Config
 
 from mmseg_ext.atomic_write import write_text
+from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.converters import package_weights
 from mmseg_ext.errors import CheckpointError, StackError, join_names
 from mmseg_ext.images.files import image_files
@@ -19,7 +20,7 @@ from mmseg_ext.own_dataset.annotations.masks import ClassMasks, Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
 from mmseg_ext.own_dataset.channels import measure_images
-from mmseg_ext.own_dataset.config_file import follow_classes, write_config
+from mmseg_ext.own_dataset.config_file import ENCODER, follow_classes, write_config
 from mmseg_ext.own_dataset.item import Rank
 from mmseg_ext.own_dataset.label_maps import add_note_on_crops, add_note_on_reduction
 from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
@@ -27,12 +28,6 @@ from mmseg_ext.own_dataset.project import Project, make_project
 from mmseg_ext.own_dataset.splits import SplitRule
 from mmseg_ext.own_dataset.starting_weights import starting_weights
 
-_READERS = {
-    "masks": Masks,
-    "labelme": Labelme,
-    "yolo": Yolo,
-    "geojson": Geojson,
-}
 _QUOTES = re.compile(r'["\\\n]')  # as in my"project
 
 
@@ -56,7 +51,7 @@ def new_project(
     images: str | Path,
     *,
     masks: str | Path | Mapping[str, str | Path] | None = None,
-    coco: Sequence[str | Path] | None = None,
+    coco: str | Path | Sequence[str | Path] | None = None,
     labelme: str | Path | None = None,
     yolo: str | Path | None = None,
     geojson: str | Path | None = None,
@@ -113,31 +108,34 @@ def new_project(
     folder = Path(folder)
     if _QUOTES.search(str(folder.absolute())):  # mmengine puts it into the config
         raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
+    # One name is not the sequence of its letters.
+    classes = [classes] if isinstance(classes, str) else classes
+    ignore = [ignore] if isinstance(ignore, str) else ignore
     lists = {name: Path(file) for name, file in (split or {}).items()}
     rule = SplitRule(val, test, group, groups, fold, lists)
     config, trains = folder / "config.py", True
     # A wrong name is found before anything is read. With a config that is kept, an encoder's file,
-    # which can be gone, is not read again.
-    is_kept = config.exists()
-    weights = None if is_kept and encoder else starting_weights(start, encoder)
-    sources = {
-        "masks": masks,
-        "coco": coco,
-        "labelme": labelme,
-        "yolo": yolo,
-        "geojson": geojson,
-    }
-    reader = _find_annotations(sources, objects, binary)
-    if background_without_annotation and masks:
-        raise ValueError(
-            "--background-without-annotation: is for polygons; save a mask of only background for "
-            "each photo without objects"
-        )
-    reader.missing_is_background = background_without_annotation
+    # which can be gone, is only read again if the project has lost its copy of the weights.
+    is_kept, copied = config.exists(), folder / ENCODER
+    text = config.read_text(encoding="utf-8") if is_kept else ""
+    is_lost = ENCODER in text and not copied.exists()
+    is_read = not (is_kept and encoder) or (is_lost and f'"{encoder}"' in text)
+    weights = starting_weights(start, encoder) if is_read else None
+    # A new format is a row here, an argument, a flag of the command, and its reader.
+    formats = (
+        (Masks, masks),
+        (Coco, coco),
+        (Labelme, labelme),
+        (Yolo, yolo),
+        (Geojson, geojson),
+    )
+    reader = _find_annotations(formats, objects, binary, background_without_annotation)
     made = make_project(folder, Path(images), reader, rule, classes, ignore)
     left_out = [f"{note}\n" for note in made.notes if note.rank == Rank.LEFT_OUT]
     write_text("".join(left_out), folder / "left_out.txt")
     notes = made.notes
+    if weights and weights.weights:
+        write_weights(weights.weights, copied, about={"license": weights.terms})
     if is_kept or weights is None:
         about = "exists, unchanged except for classes"
         if not follow_classes(config, made):
@@ -162,39 +160,44 @@ def new_project(
                 package_weights.load_from_package(weights.checkpoint)
             except (CheckpointError, StackError) as error:
                 notes.add(Rank.TRAINING, f"the training needs {error}")
+    if is_lost and not copied.exists():
+        text = f"{copied}: is missing, and a training starts from it; run again with --encoder and"
+        notes.add(Rank.TRAINING, f"{text} --from, as in the first run")
     if trains:
         settings = Config.fromfile(config)
-        mode = settings.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
-        side = max(settings.get("scale", [0]))
-        if mode == "whole" and side:
-            add_note_on_reduction(made.splits[0], side, notes)
-        if side and settings.get("crop_size") and settings.get("train_pipeline"):
-            add_note_on_crops(made.splits[0], settings, notes)
+        add_note_on_reduction(made.splits[0], settings, notes)
+        add_note_on_crops(made.splits[0], settings, notes)
         write_preview(settings, made.splits, folder / PREVIEW)
     return NewProject(made.items, made.classes, made.splits, notes, config, about, trains)
 
 
-def _find_annotations(sources: Mapping[str, Any], objects: bool, binary: bool) -> Reader:
-    """Return the annotations of the only source that is given."""
-    given = [name for name, source in sources.items() if source]
+def _find_annotations(
+    formats: Sequence[tuple[type[Reader], Any]],
+    objects: bool,
+    binary: bool,
+    missing_is_background: bool,
+) -> Reader:
+    """Return the annotations of the only format that has a source."""
+    given = [(kind, source) for kind, source in formats if source]
     if len(given) != 1:
-        raise ValueError(f"new_project: give one of {', '.join(sources)}, not {len(given)}")
-    (name,) = given
-    source = sources[name]
-    if binary and name != "masks":
+        names = ", ".join(kind.flag.removeprefix("--") for kind, _ in formats)
+        raise ValueError(f"new_project: give one of {names}, not {len(given)}")
+    ((kind, source),) = given
+    if binary and kind is not Masks:
         raise ValueError("--binary: reads masks; give --masks DIR")
+    if missing_is_background and kind is Masks:
+        raise ValueError(
+            "--background-without-annotation: is for polygons; save a mask of only background for "
+            "each photo without objects"
+        )
     if objects and binary:
         raise ValueError("--objects, --binary: masks either number objects or are black and white")
-    if name == "coco":
-        reader = Coco.find([Path(file) for file in source])
-    elif isinstance(source, Mapping):
+    if isinstance(source, Mapping):
         if objects:
             first = next(iter(source.values()))
             raise ValueError(f"--objects: has no classes; write --masks {first}")
-        reader = ClassMasks.find({text: Path(path) for text, path in source.items()})
-    else:
-        reader = _READERS[name].find(Path(source))
-    if isinstance(reader, Masks | ClassMasks):
-        reader.binary = binary
-    reader.objects = objects
+        kind = ClassMasks
+    reader = kind.find(source)
+    reader.objects, reader.binary = objects, binary
+    reader.missing_is_background = missing_is_background
     return reader

@@ -109,7 +109,7 @@ def make_project(
         if by_name:
             write_text(json.dumps(by_name, indent=1), data / SPLITS_FILE)
         classes.write(data)
-        _note_on_exchanged(usable(items), classes.names, notes)
+        _note_on_changed(usable(items), classes.names, notes)
         _write_items(usable(items), data, notes)
     add_notes_on_pixels(splits, notes, classes.numbers)
     for item in items:
@@ -362,11 +362,11 @@ def _label_map(item: Item) -> np.ndarray:
     return label
 
 
-def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes) -> None:
-    """Add a note if classes have exchanged their pixels since the last run.
+def _note_on_changed(items: Sequence[Item], names: Sequence[str], notes: Notes) -> None:
+    """Add a note if classes have other pixels than in the last run.
 
-    Such an edit of `classes.csv` changes no name, so nothing else shows that a trained checkpoint
-    means other classes. Up to twenty label maps are compared before they are replaced.
+    Such an edit of `classes.csv` can leave all names, so nothing else shows that a trained
+    checkpoint means other classes. Up to twenty label maps are compared before they are replaced.
     """
     moved = np.zeros((IGNORED + 1, IGNORED + 1), int)  # pixels of each former and present class
     written = [item for item in items if Path(item.sample["seg_map_path"]).is_file()]
@@ -378,10 +378,10 @@ def _note_on_exchanged(items: Sequence[Item], names: Sequence[str], notes: Notes
                 step = 1 + max(label.shape) // 500
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]
                 moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
-    gone = np.flatnonzero(moved.any(1) & (moved.diagonal() == 0)).tolist()
-    if gone and set(gone) == set(moved[gone].argmax(1).tolist()) and IGNORED not in gone:
-        changed = join_names([str(names[i]) for i in gone])
-        text = f"{changed} have exchanged their pixels since the last run; a checkpoint that was"
+    had, has = moved.any(1), moved.any(0)  # pixels
+    changed = np.flatnonzero(had & has & (moved.diagonal() == 0))
+    if own := [str(names[i]) for i in changed if i != IGNORED]:
+        text = f"{join_names(own)}: no pixel of the last run is left, others came; a checkpoint"
         notes.add(Rank.SCORE, f"{text} trained before means other classes, so train again")
 
 
@@ -401,4 +401,5 @@ def _write_image(item: Item, target: Path) -> None:
     try:
         target.symlink_to(item.image.resolve())
     except OSError:  # a file system without links
-        shutil.copyfile(item.image, target)
+        with atomic_write(target) as file:
+            shutil.copyfile(item.image, file)

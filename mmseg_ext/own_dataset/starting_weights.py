@@ -151,7 +151,8 @@ def _timm_start(name: str, start: str) -> Start:
     Those of the encoder are checked now, and the project keeps them. So the training needs neither
     the network nor the file.
     """
-    flag, timm, (cfg, tags) = f"--encoder {name}", import_timm(), _timm_cfg(name)
+    flag, timm = f"--encoder {name}", import_timm()
+    cfg, tags = _timm_cfg(name)
     page = f"https://huggingface.co/{cfg.hf_hub_id or f'timm/{name}'}" if cfg else "its authors"
     if start in STARTS and start != "scratch":
         source = f" (model.safetensors of {page}), --from download," if tags else ""
@@ -167,7 +168,7 @@ def _timm_start(name: str, start: str) -> Start:
     if start == "scratch":
         return replace(made, about=f"random weights of {name}")
 
-    passed_over: set[str] = set()  # names, such as those of the classifier
+    own = encoder.model.state_dict()
     if start == "download":
         try:
             weights = timm.create_model(name, pretrained=True, num_classes=0).state_dict()
@@ -177,15 +178,14 @@ def _timm_start(name: str, start: str) -> Start:
                 f"{page} and write --from FILE"
             ) from error
         terms = cfg.license or f"see {page}"
-        passed_over = set(weights)
-        made.about = f"{page}; license of the weights: {terms}"
+        about, passed_over = page, set(weights)
     else:
         content = read_checkpoint(start)
         weights = unwrap_state_dict(content, start)
         if any(key.startswith("backbone.") for key in weights):  # of a trained model
             given = {key: weights[key] for key in weights if key.startswith("backbone.")}
             own = {f"backbone.{key}": value for key, value in encoder.state_dict().items()}
-            _compare(f"{flag} --from {start}", own, given, passed_over)
+            _compare(f"{flag} --from {start}", own, given, set())
             return replace(made, **_trained_model(Path(start), content, weights))
         full = timm.create_model(name)
         # What timm itself applies to its files, by this name in each of its modules. It fails for
@@ -194,16 +194,16 @@ def _timm_start(name: str, start: str) -> Start:
         if convert is not None:
             with contextlib.suppress(Exception):
                 weights = convert(dict(weights), full)
-        classifiers = (cfg.classifier if cfg else None) or ()
-        heads = [classifiers] if isinstance(classifiers, str) else classifiers
-        heads = tuple(f"{head}." for head in heads)
-        passed_over = full.state_dict().keys() | {k for k in weights if k.startswith(heads)}
         terms = terms_of(content).get("license", _ASK)
-        made.about = f"{start}, for {name}; license of the weights: {terms}"
-    own = encoder.model.state_dict()
+        # Classifiers have no part in maps; theirs can be for other classes than the network's.
+        heads = (cfg.classifier if cfg else None) or ()
+        heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
+        of_heads = {key for key in weights if key.startswith(heads)}
+        about, passed_over = f"{start}, for {name}", full.state_dict().keys() | of_heads
     _compare(f"{flag} --from {start}", own, weights, passed_over)
     encoder.model.load_state_dict({key: weights[key] for key in own})
-    return replace(made, weights=encoder.state_dict(), terms=terms)
+    about = f"{about}; license of the weights: {terms}"
+    return replace(made, about=about, weights=encoder.state_dict(), terms=terms)
 
 
 def _timm_cfg(name: str) -> tuple[Any, list[str]]:
@@ -290,8 +290,9 @@ def _timm_network(name: str, cfg: Any) -> tuple[Start, TimmEncoder]:
     if arguments:
         more = ", ".join(f"{key}={value}" for key, value in arguments.items())
         text += f",\n                  {more}"
-    scale = dict(mean=cfg.mean, std=cfg.std) if cfg else dict(mean=(0.5,) * 3, std=(0.5,) * 3)
-    scale = {key: [round(255 * value, 3) for value in values] for key, values in scale.items()}
+    mean, std = (cfg.mean, cfg.std) if cfg else ([0.5] * 3, [0.5] * 3)
+    scale = dict(mean=[round(255 * value, 3) for value in mean])
+    scale["std"] = [round(255 * value, 3) for value in std]
     stem = encoder.channels[0] if encoder.strides[0] == 2 else 0
     widths = encoder.channels[bool(stem) :]
     made = Start(text, widths, scale, "", rate, backbone_rate, steps=8, stem=stem)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
@@ -20,9 +21,10 @@ from mmseg_ext.reports.run_data import Results, Run, read_run
 from mmseg_ext.reports.scores import (
     COLUMNS,
     Table,
+    deviation,
     group_runs,
-    mean_and_deviation,
     score_table,
+    spread,
 )
 
 _MATRIX_CLASSES = 30  # a wider table cannot be read
@@ -48,8 +50,14 @@ def report(
         evaluate: first test the best checkpoint of each run, in another process.
 
     Raises:
-        ValueError: for a folder without a run, damaged results, or a test that fails.
+        ValueError: for a folder without a run or that is named twice, damaged results, or a test
+            that fails.
     """
+    named: dict[Path, str | Path] = {}  # by the folder itself
+    for work_dir in work_dirs:
+        other = named.setdefault(Path(work_dir).resolve(), work_dir)
+        if other is not work_dir:
+            raise ValueError(f"{work_dir}: is the same run as {other}; name it once")
     for work_dir in map(Path, work_dirs if evaluate else ()):
         run = read_run(work_dir)
         if run.config_file is None or run.checkpoint is None:
@@ -67,7 +75,17 @@ def report(
     for i, run in enumerate(runs):
         if names.count(run.name) > 1:  # the page needs unique names
             run.name += f" ({i + 1})"
+    tested = [run for run in runs if run.results is not None]
+    for run in tested:
+        own, first = run.results.images_of, tested[0].results.images_of
+        if own != first:
+            run.notes.append(
+                f"{run.name}: has scores of {own}, but {tested[0].name} of {first}; to compare the "
+                "models, test both on one split"
+            )
     file = Path(out) if out else Path(work_dirs[0], "report.html")
+    if file.suffix in (".csv", ".tex"):
+        raise ValueError(f"--out {file}: is the page; name it {file.with_suffix('.html').name}")
     written = {file: page(runs)}
     for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
         if is_wanted:
@@ -85,8 +103,9 @@ def template(name: str, folder: Path = Path(__file__).parent):
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration}
+    environment.filters |= {"percent": percent, "duration": duration, "spread": spread}
     environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
+    environment.filters["math"] = lambda text: text.replace("±", r"\pm").replace(" (", r"\ (")
     return environment.get_template(name)
 
 
@@ -100,26 +119,42 @@ def scores_text(runs: Sequence[Run], suffix: str) -> str:
     )
 
 
-def _summaries(runs: Sequence[Run]) -> dict[str, tuple[Table, Table, Results | None]]:
-    """Return mean, deviation and results of one run of each group of repetitions, by its title."""
+class Summary(NamedTuple):
+    """The scores of runs that repeat one experiment; a score that one of them lacks is NaN."""
+
+    mean: Table
+    deviation: Table | None  # None for two runs
+    spreads: list[list[str]]  # of the mean's values, in percent; see `spread`
+    results: Results | None  # of one of the runs
+
+
+def _summaries(runs: Sequence[Run]) -> dict[str, Summary]:
+    """Return a summary of each group of repetitions with the same rows, by its title."""
     groups = group_runs([run for run in runs if run.results is not None])
     found = {}
     for group in groups:
-        summary = mean_and_deviation([*_score_tables(group).values()])
-        if summary is not None:
-            title = f"{len(group)} runs"
-            found[title if len(groups) == 1 else f"{title} like {group[0].name}"] = (
-                *summary,
-                group[0].results,
-            )
+        tables = [*_score_tables(group).values()]
+        rows = tables[0].rows
+        if len(tables) < 2 or any(table.rows != rows for table in tables):
+            continue
+        title = f"{len(group)} runs"
+        values = np.array([table.values for table in tables])
+        deviations = deviation(values)
+        percents = np.moveaxis(100 * values, 0, -1)  # (rows, columns, runs)
+        found[title if len(groups) == 1 else f"{title} like {group[0].name}"] = Summary(
+            Table(rows, values.mean(axis=0)),
+            None if deviations is None else Table(rows, deviations),
+            [[spread(of_runs) for of_runs in row] for row in percents],
+            group[0].results,
+        )
     return found
 
 
 def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     """Return a row for each run, and for each group of repetitions after its runs.
 
-    A row has the name, and the mIoU in percent without and with test-time augmentation. A group has
-    mean and deviation of a sample.
+    A row has the name, and the mIoU in percent without and with test-time augmentation; that of a
+    group is the mean with its `spread`.
     """
     rows = []
     tested = [run for run in runs if run.results is not None]
@@ -135,9 +170,9 @@ def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
         if len(group) > 1:
             cells = []
             for column in columns:
-                mean, deviation = float(np.mean(column)), float(np.std(column, ddof=1))
+                mean, percents = float(np.mean(column)), 100 * np.array(column)
                 known = not np.isnan(mean)
-                cells.append(f"{percent(mean, 2)} ± {percent(deviation, 2)}" if known else "")
+                cells.append(f"{percent(mean, 2)} {spread(percents, 2)}" if known else "")
             other = f" like {group[0].name}" if len(groups) > 1 else ""
             rows.append((f"mean of {len(group)} runs{other}", *cells))
     return rows

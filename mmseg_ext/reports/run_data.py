@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -20,6 +21,7 @@ import numpy as np
 from mmseg_ext.checkpoint.files import best_checkpoint
 from mmseg_ext.errors import format_error
 from mmseg_ext.reports.curves import Curve, read_scalars
+from mmseg_ext.reports.records import read_object, read_records
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
 from mmseg_ext.reports.scores import class_scores, mean_of_known
 
@@ -48,6 +50,14 @@ class Results:
     examples: list[dict[str, Any]]
     ignore_index: int = 255
     objects: dict[str, float] = field(default_factory=dict)
+    split: str = ""  # the folder or list of the images; '' of version 1.0.0
+
+    @property
+    def images_of(self) -> str:
+        """The images as '8 images of val'; equal for the folds of an experiment."""
+        name = _FOLD.sub("fold", self.split)
+        count = "" if name != self.split else f"{self.images} "
+        return f"{count}images of {Path(name).name}" if name else f"{self.images} images"
 
     @cached_property
     def iou(self) -> np.ndarray:
@@ -77,7 +87,8 @@ class Run:
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
     `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
-    options of the training, and `checkpoint` the best one, else the last.
+    options of the training, `first_config` the text of the one with which the run began, and
+    `checkpoint` the best checkpoint, else the last.
     """
 
     name: str
@@ -92,6 +103,7 @@ class Run:
     config_file: Path | None = None
     checkpoint: Path | None = None
     cost: dict[str, str] = field(default_factory=dict)
+    first_config: str = ""
 
     @property
     def training(self) -> dict[str, str]:
@@ -116,19 +128,24 @@ class Run:
         if not self.config:
             return f"run {id(self)}"
         try:
-            statements = ast.parse(self.config).body
+            settings, first = _assignments(self.config), _assignments(self.first_config)
         except (SyntaxError, ValueError):  # of another program
             return self.config
-        kept, folder = [], ""
-        for statement in statements:
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            name = target.id if isinstance(target, ast.Name) else ""
-            if name == "work_dir" and isinstance(statement.value, ast.Constant):  # type: ignore
-                folder = str(statement.value.value)  # type: ignore  # of an `Assign`
-            if name not in _OF_A_REPETITION:
-                kept.append(ast.unparse(statement))
-        text = _FOLD.sub("fold", "\n".join(kept))
-        return text.replace(folder, "") if folder else text  # as in the path of the label maps
+        folder = settings.get("work_dir")
+        folder = f"{folder.value}/" if isinstance(folder, ast.Constant) else ""
+        kept = []
+        for name, value in settings.items():
+            if name in _OF_A_REPETITION:
+                continue
+            for part in ast.walk(value):  # such as the path of the label maps
+                is_text = isinstance(part, ast.Constant) and isinstance(part.value, str)
+                if is_text and folder and part.value.startswith(folder):
+                    part.value = part.value.removeprefix(folder)
+            kept.append(f"{name} = {ast.unparse(value)}")
+        resumes = first.get("resume")
+        if "load_from" in first and not (isinstance(resumes, ast.Constant) and resumes.value):
+            kept.append(f"load_from = {ast.unparse(first['load_from'])}")  # the first weights
+        return _FOLD.sub("fold", "\n".join(kept))
 
     @property
     def next_commands(self) -> list[str]:
@@ -161,6 +178,15 @@ class Run:
         return max((max(curve) for curve in self.curves.values() if curve), default=0)
 
 
+def _assignments(text: str) -> dict[str, ast.expr]:
+    """Return the values that a config assigns to its top-level names."""
+    found = {}
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            found[statement.targets[0].id] = statement.value
+    return found
+
+
 def read_run(work_dir: Path) -> Run:
     """Read a work directory.
 
@@ -168,7 +194,7 @@ def read_run(work_dir: Path) -> Run:
         ValueError: if it contains no run, or results that cannot be read.
     """
     notes: list[str] = []
-    curves = read_curves(work_dir, notes)
+    curves, records = read_curves(work_dir, notes), read_records(work_dir)
     folder = work_dir.resolve()
     name, preview = folder.name, ""
     if folder.name == "work_dir" and (folder.parent / "config.py").is_file():  # of a project
@@ -182,7 +208,7 @@ def read_run(work_dir: Path) -> Run:
             f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
             "directory of one run, such as work_dirs/CONFIG"
         )
-    environment = _facts(_newest(folder, "*/run.json"))
+    environment = _facts([*records.values()][-1] if records else {})
     if results is None:
         notes.append(
             f"{work_dir}: no validation or test wrote {RESULTS}; for classes, confusion and images "
@@ -190,6 +216,9 @@ def read_run(work_dir: Path) -> Run:
         )
     # mmengine's own Runner writes no run.json, and its config next to the scalars.
     config = _newest(folder, "*/config.py") or _newest(folder, "*/vis_data/config.py")
+    cost = _newest(folder, f"*/{COST}")
+    starts = [log for log, one in records.items() if one.get("start_iteration") == 0]
+    first = starts[-1] / "config.py" if starts else None
     return Run(
         name=name,
         config="" if config is None else config.read_text(errors="replace"),
@@ -197,12 +226,13 @@ def read_run(work_dir: Path) -> Run:
         curves=curves,
         results=results,
         augmented=augmented,
-        seconds=_seconds_of_training(work_dir),
+        seconds=_seconds_of_training(records.values()),
         notes=notes,
         preview=preview,
         config_file=config,
         checkpoint=best_checkpoint(folder),
-        cost=_facts(_newest(folder, f"*/{COST}")),
+        cost={} if cost is None else _facts(read_object(cost)),
+        first_config=first.read_text(errors="replace") if first and first.is_file() else "",
     )
 
 
@@ -224,11 +254,12 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     `notes` gets a line for each file with lines that are left out.
     """
     merged: dict[str, Curve] = {}
+    records = read_records(work_dir)
     for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
         curves, damaged = read_scalars(path.read_text(errors="replace"))
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
-        begin = _read_object(path.parents[1] / "run.json").get("start_iteration", math.inf)
+        begin = records.get(path.parents[1], {}).get("start_iteration", math.inf)
         for curve in merged.values():  # a new run, or one that resumed an earlier checkpoint
             for step in list(curve):
                 if step > begin:
@@ -238,10 +269,9 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
 
 
-def _seconds_of_training(work_dir: Path) -> float:
+def _seconds_of_training(records: Iterable[dict[str, Any]]) -> float:
     seconds = 0.0
-    for path in sorted(work_dir.glob("*/run.json")):
-        record = _read_object(path)
+    for record in records:
         if record.get("start_iteration") == 0:  # a new run in the same folder
             seconds = 0.0
         if "started" in record and "ended" in record:
@@ -255,20 +285,10 @@ def _newest(work_dir: Path, pattern: str) -> Path | None:
     return max(work_dir.glob(pattern), default=None)
 
 
-def _read_object(path: Path | None) -> dict:
-    """Return the JSON object in a file, empty without a file; raise ValueError if it is damaged."""
-    if path is None or not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(errors="replace")))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is damaged ({format_error(error)}); delete it") from error
-
-
-def _facts(path: Path | None) -> dict[str, str]:
-    """Return the entries of a JSON file, such as `run.json`, the versions among them."""
-    facts = _read_object(path)
-    facts |= facts.pop("versions", {})
+def _facts(record: dict[str, Any]) -> dict[str, str]:
+    """Return the entries of a record, the versions among them, as texts."""
+    facts = {**record, **record.get("versions", {})}
+    facts.pop("versions", None)
     texts = {}
     for name, value in facts.items():
         texts[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -327,4 +347,5 @@ def _results(content: dict, pictures: Path) -> Results:
         examples=examples,
         ignore_index=int(content.get("ignore_index", 255)),  # 1.0.0 wrote none
         objects={name: float(share) for name, share in content.get("objects", {}).items()},
+        split=str(content.get("split", "")),
     )

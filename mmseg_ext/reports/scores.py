@@ -1,4 +1,4 @@
-"""Scores of classes and objects as tables, and the runs whose mean and deviation they have."""
+"""Scores of classes and objects as tables, and what repeated runs show: a mean and its spread."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -7,6 +7,7 @@ import numpy as np
 
 T = TypeVar("T")  # a run
 COLUMNS = ("pixels", "IoU", "Dice", "precision", "recall", "count error")
+_LEAST_RUNS = 3  # for a deviation
 
 
 def area_scores(areas: np.ndarray) -> dict[str, np.ndarray]:
@@ -82,13 +83,17 @@ def group_runs(runs: Iterable[T]) -> list[list[T]]:
     return list(groups.values())
 
 
-def mean_and_deviation(tables: Sequence[Table]) -> tuple[Table, Table] | None:
-    """Return mean and deviation (of a sample) of several runs; None if their rows differ.
+def deviation(values: Any) -> np.ndarray | None:
+    """Return the deviation of a sample (...) of runs (runs, ...); None for fewer than three."""
+    return np.std(values, axis=0, ddof=1) if len(values) >= _LEAST_RUNS else None
 
-    A score that a run lacks, as the precision of a class that it never predicts, is NaN.
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return what a table has next to the mean of runs, in their unit.
+
+    Three or more have a deviation, '± 0.8', and two are both there, '(74.9, 75.7)'.
     """
-    rows = [table.rows for table in tables]
-    if len(tables) < 2 or any(other != rows[0] for other in rows):
-        return None
-    values = np.array([table.values for table in tables])
-    return Table(rows[0], values.mean(axis=0)), Table(rows[0], values.std(axis=0, ddof=1))
+    found = deviation(values)
+    if found is not None:
+        return f"± {found:.{digits}f}"
+    return f"({', '.join(f'{value:.{digits}f}' for value in values)})" if len(values) > 1 else ""

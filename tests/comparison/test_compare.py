@@ -14,9 +14,9 @@ import pytest
 from mmengine.config import Config
 
 import mmseg_ext
-from mmseg_ext import commands
-from mmseg_ext.comparison import execute, plan, table, timing
-from mmseg_ext.errors import LaunchError, NotWritten
+from mmseg_ext import atomic_write, commands
+from mmseg_ext.comparison import execute, plan, timing
+from mmseg_ext.errors import LaunchError
 from mmseg_ext.evaluation.checked_iou_metric import read_images
 from tests.datasets.trees import random_image, save
 from tests.engine import runs
@@ -116,7 +116,9 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     records = mmseg_ext.compare(**settings(folder, tmp_path / "whole"))
-    assert len(records) == 2 * 2 * 2 and not any(record["failed"] for record in records)
+    assert len(records) == 2 * 2 * 3 and not any(record["failed"] for record in records)
+    *of_sets, mean = [r["mean"] for r in records if (r["model"], r["metric"]) == ("fcn", "mIoU")]
+    assert mean == pytest.approx(np.mean(of_sets))
     again = tmp_path / "again"
     again.mkdir()
     (again / plan.PLAN).write_bytes((tmp_path / "whole" / plan.PLAN).read_bytes())
@@ -143,6 +145,8 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
         assert (again / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
     page = (again / "table.html").read_text()
+    for name in ("table.html", "table.csv", "table.tex", "table.json"):
+        assert "mean of 2 sets" in (again / name).read_text()
     assert page.count("data:image/jpeg") >= 2 * (2 + 2)
     assert "authors_model" in page and "authors\\_model" in (again / "table.tex").read_text()
     tests = {run: read_images(run) for run in sorted(again.glob("runs/*/*/*/test/images.npz"))}
@@ -174,10 +178,24 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
         "compare", fcn, "--metrics", "IoU.class_2", *both
     )  # only the cells have this class
     assert lines_with(line, "IoU.class_2", "class_0, class_1")
+    line = fails("compare", fcn, "--out", out + ", second")  # --cfg-options would cut the path
+    assert lines_with(line, "out, second", "comma", "another name")
     line = fails("compare", fcn, fcn, "--out", out + "2")
     assert lines_with(line, "once")
     line = fails("compare", fcn, "--iterations", "3", "--minutes", "1", "--out", out + "2")
     assert lines_with(line, "one of them")
+    for words in (["--minutes", "0"], ["--iterations", "-3"], ["--jobs", "0"]):
+        line = fails("compare", fcn, *words, "--out", out + "2")
+        assert lines_with(line, " ".join(words), "must be positive")
+    no_views = write_config(folder, "del tta_pipeline\n", "no_views.py")
+    line = fails("compare", fcn, no_views, "--tta", "--out", out + "2")
+    assert lines_with(line, "--tta", "no_views.py", "tta_pipeline")
+    unlabeled = "test_dataloader = dict(val_dataloader, dataset=dict(dataset, pipeline="
+    splits = {"[load[0], load[2]]": "LoadAnnotations", "load, img_suffix='.x'": "no images"}
+    for pipeline, found in splits.items():
+        config = write_config(folder, f"{unlabeled}{pipeline}))\n", "unlabeled.py")
+        line = fails("compare", fcn, config, "--out", str(tmp_path / f"out{len(found)}"))
+        assert lines_with(line, "unlabeled.py", "test_dataloader", found)
     epochs = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\n"
     by_epochs = write_config(folder, epochs, "by_epochs.py")
     line = fails("compare", fcn, by_epochs, "--iterations", "3", "--out", out + "2")
@@ -190,6 +208,7 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
     words = [str(config), "--out", str(out), "--seeds", "0", "--dry-run"]
     assert commands.run("compare", words) == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    original = config.read_bytes()
     assert lines_with(fails("compare", *words, "--iterations", "7"), str(out), "iterations=None")
     assert lines_with(fails("compare", *words, "--metrics", "boundary"), str(out), "counted")
     config.write_text(config.read_text() + "optim_wrapper['optimizer']['lr'] = 0.2\n")
@@ -197,18 +216,39 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
     assert {path: path.read_bytes() for path in before} == before
     line = fails("compare", str(folder / "fcn.py"), "--out", str(folder))
     assert lines_with(line, "other files", "--out")
+    # A plan that nothing can be known of: other JSON, a cut file, another version's entries.
+    text = before[out / plan.PLAN].decode()
+    config.write_bytes(original)
+    for damaged in ("3", text[: len(text) // 2], text.replace("counted", "metrics"), "", "{}"):
+        (out / plan.PLAN).write_text(damaged)
+        assert lines_with(fails("compare", *words), f"{out / plan.PLAN}: ", "--out")
+        assert (out / plan.PLAN).read_text() == damaged
+    text_of_costs = json.dumps(json.loads(text) | {"costs": [[["d", "m"], [1.0, 2.0]]]})
+    (out / plan.PLAN).write_text(text_of_costs)
+    assert lines_with(fails("compare", *words), f"{out / plan.PLAN}: ", "--out")
+    (out / plan.PLAN).write_text(text)
+    assert commands.run("compare", words) == 0
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
     config = write_config(tmp_path, name="own.py")
-    words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "0.01"]
+    words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "1"]
     assert commands.run("compare", [*words, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
     assert len(lines) == 4 and all(" && " in line and " test " in line for line in lines)
     seconds = json.loads((tmp_path / "out" / plan.PLAN).read_text())["costs"][0][1][0]
-    assert all(f"--iterations {max(1, round(0.6 / seconds))} " in line for line in lines)
+    assert all(f"--iterations {round(60 / seconds)} " in line for line in lines)
     assert ["randomness.seed=3" in line for line in lines] == [True, True, False, False]
     assert ["optim_wrapper.optimizer.lr=0.05" in line for line in lines] == [False, True] * 2
+
+
+def test_a_rate_that_is_chosen_on_the_tested_images_is_told(tmp_path):
+    """The images of the config are those of its validation."""
+    config = [str(write_config(tmp_path, name="own.py"))]
+    notes = plan.make_plan(config, [], [0], tmp_path / "a", rates=[1, 0.5]).notes
+    assert lines_with("\n".join(notes), "data: ", "rate", "test split")
+    assert plan.make_plan(config, [], [0], tmp_path / "b").notes == []
 
 
 class Finished:
@@ -232,6 +272,13 @@ def some_plan(out: Path, seeds: int) -> plan.Plan:
     cost = timing.Cost(0.001, 1.0, 1.0, 1, 1)
     lists = ["m"], ["d"], [*range(seeds)], [1.0], ["test"], ["mIoU"]
     return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, {("d", "m"): cost}, [])
+
+
+def test_a_time_that_is_too_short_for_an_iteration_is_refused(tmp_path):
+    made = some_plan(tmp_path, 1)
+    made.minutes = 0.001 / 60  # an iteration takes a millisecond
+    with raises_message(LaunchError, "m", where="--minutes ", todo="longer"):
+        made.runs  # noqa: B018
 
 
 def test_a_later_model_is_measured_by_its_ratio_to_the_first(tmp_path, monkeypatch):
@@ -285,6 +332,8 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
     assert sorted(seen)[:2] == [(0, "test", "6"), (0, "train", "6")]
     with raises_message(LaunchError, where="--gpus 3: ", todo="0 to 2"):
         execute.cards_of([3])
+    with pytest.raises(LaunchError, match="each one once"):
+        execute.cards_of([1, 1])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert execute.cards_of([3]) == ["3"]
 
@@ -330,18 +379,28 @@ def test_a_training_that_a_signal_stops_is_not_complete(tmp_path, monkeypatch):
 def test_a_table_that_cannot_be_written_is_printed(folder, tmp_path, monkeypatch, capsys, _forked):
     """One line says why, and the complete runs stay."""
     words = ["compare", str(folder / "fcn.py"), "--seeds", "0", "--iterations", "2"]
-    words += ["--data", str(folder / "cells"), "--out", str(tmp_path / "out")]
+    out = tmp_path / "my out"
+    words += ["--data", str(folder / "cells"), "--out", str(out)]
+    sync = atomic_write._sync
 
-    def full(text, path):
-        raise NotWritten(errno.ENOSPC, "No space left on device", str(path))
+    def full(path):
+        if path.suffix == ".tex":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(table, "write_text", full)
+        patch.setattr(atomic_write, "_sync", full)
         assert commands.run(words[0], words[1:]) == 1
     printed, error = capsys.readouterr()
-    assert "| fcn, mIoU |" in printed and lines_with(error, "table.html", "No space left")
+    assert "| fcn, mIoU |" in printed and lines_with(error, "table.tex", "No space left")
+    assert {path.name for path in out.glob("*table*")} == {"table.html"}  # and no part of another
     monkeypatch.setattr(execute, "start", None)
     assert commands.run(words[0], words[1:]) == 0
+    complete = (out / "table.tex").read_bytes()
+    with monkeypatch.context() as patch:  # a table that is there stays
+        patch.setattr(atomic_write, "_sync", full)
+        assert commands.run(words[0], words[1:]) == 1
+    assert (out / "table.tex").read_bytes() == complete
 
 
 def test_a_relative_folder_continues_from_another_one(folder, tmp_path, monkeypatch, _forked):

@@ -1,6 +1,7 @@
 """Runs in forked processes that stop at one of their file operations, and what they leave."""
 
 import builtins
+import errno
 import io
 import os
 import pickle
@@ -33,7 +34,8 @@ class Operations:
     """Records the file operations of this process below `folder`, and stops at number `at`.
 
     Of the writes to a file after it was opened only the first one counts; an exception and SIGKILL
-    come after its first half. Log files do not count. `how` is 'raise', or a name in `SIGNALS`.
+    come after its first half. Log files do not count. `how` is 'raise', or a name in `SIGNALS`, or
+    'full': then the disk is full from this operation on, and files can only be removed.
     """
 
     def __init__(self, folder: Path, at: int | None = None, how: str = "raise"):
@@ -48,7 +50,11 @@ class Operations:
         if not path.startswith(self.folder) or path.endswith(".log"):
             return
         self.done.append((event, path))
-        if len(self.done) - 1 == self.at:
+        if self.how == "full":
+            if len(self.done) > self.at and event not in ("os.remove", "os.rmdir", "os.rename"):
+                before_stop()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        elif len(self.done) - 1 == self.at:
             if self.how in ("raise", "kill"):
                 before_stop()
             if self.how == "raise":
@@ -88,21 +94,22 @@ def _set_up_numbered(self, *args) -> None:
     self._timestamp += f"_{len(list(Path(self.work_dir).glob('2*_*'))):05d}"
 
 
-def start(
-    cwd: Path, words: list, root: Path, at: int | None = None, how: str = "raise"
-) -> tuple[int, object]:
-    """Train in a forked process; return its status (as `Popen`'s), and its file operations."""
+def forked(
+    action: Callable[[], object], root: Path, at: int | None = None, how: str = "raise"
+) -> tuple[int, list, object]:
+    """Call `action` in a forked process that stops at an operation below `root`.
+
+    Return its status (as `Popen`'s), its file operations, and what `action` returned or its error.
+    """
     receiver, sender = os.pipe()
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
-        status, result = 0, None
+        status, result, done = 0, None, []
         try:
-            Runner.setup_env = _set_up_numbered
-            os.chdir(cwd)
-            result = Operations(root, at, how).done
-            train([str(word) for word in words])
+            done = Operations(root, at, how).done
+            result = action()
         except Stop:
             status = STOPPED
         except SystemExit as end:
@@ -110,13 +117,27 @@ def start(
         except BaseException:
             status, result = 1, traceback.format_exc()
         with open(sender, "wb") as pipe:
-            pipe.write(pickle.dumps(result))
+            pipe.write(pickle.dumps((done, result)))
         os._exit(status)
     os.close(sender)
     with open(receiver, "rb") as pipe:
         data = pipe.read()
     _, code = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(code), pickle.loads(data) if data else None
+    return os.waitstatus_to_exitcode(code), *(pickle.loads(data) if data else ([], None))
+
+
+def start(
+    cwd: Path, words: list, root: Path, at: int | None = None, how: str = "raise"
+) -> tuple[int, object]:
+    """Train in a forked process; return its status (as `Popen`'s), and its file operations."""
+
+    def run() -> None:
+        Runner.setup_env = _set_up_numbered
+        os.chdir(cwd)
+        train([str(word) for word in words])
+
+    status, done, error = forked(run, root, at, how)
+    return status, error or (None if status else done)
 
 
 # Differ between runs; an earlier best checkpoint can be of a shorter one.

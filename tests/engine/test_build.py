@@ -304,12 +304,15 @@ def test_runs_that_cannot_start_end_in_one_line(trained, tmp_path, monkeypatch, 
     assert told.format(**places) in fails(tool, *words)
 
 
-def test_an_option_without_brackets_replaces_a_tuple(tmp_path):
+def test_options_are_tuples_where_the_config_has_one_and_texts_keep_their_spaces(tmp_path):
     words = ["a.b.1.size=7,8", "a.c=1,2", "new=3,4"]
+    words += ["data_root=/my data/(a) 1", "best='IoU.traffic light'", "names=[a, b]", "rate= 0.5"]
     namespace = scoring.parser().parse_args(["config.py", "a.pth", "--cfg-options", *words])
     (tmp_path / "config.py").write_text("a = dict(b=[0, dict(size=(1, 2))], c=[0])\n")
     cfg = load_config(str(tmp_path / "config.py"), namespace.cfg_options)
     assert cfg.a.b[1].size == (7, 8) and cfg.a.c == [1, 2] and cfg.new == [3, 4]
+    assert cfg.data_root == "/my data/(a) 1" and cfg.best == "IoU.traffic light"
+    assert cfg["names"] == ["a", "b"] and cfg.rate == 0.5
 
 
 def test_the_message_about_mmseg_bases_has_a_working_path(tmp_path):
@@ -456,6 +459,11 @@ def test_the_data_of_a_copied_run_is_in_the_copy(written, place, tmp_path, monke
     assert alone.parts[0].data_root == str(old / "data")
     (new / "run/other.py").write_text(text)
     assert load_config(str(new / "run/other.py")).work_dir == work
+    # Nobody knows whether a run with a damaged record has moved; its config loads.
+    (new / "run/20260101_000000/run.json").write_text("{cut")
+    capsys.readouterr()
+    load_config(str(new / file))
+    assert lines_with(capsys.readouterr().err, "run.json", "damaged", "delete")
 
 
 @pytest.mark.parametrize("place", ["", "20260101_000000", "20260101_000000/vis_data"])

@@ -9,9 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import PARAM_SCHEDULERS
 
 from mmseg_ext import commands
-from mmseg_ext.engine.build import build_test_runner
-from mmseg_ext.engine.config import load_config
-from mmseg_ext.engine.rescaling import rescale
+from mmseg_ext.engine.build import Training, build_test_runner
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports.run_data import read_run
 from tests.engine.runs import train_here, write_config
@@ -22,7 +20,7 @@ FLAGS = ("--iterations", "3", "--size", "16")
 
 
 def train_config(name: str, options: dict | None = None, **flags: int) -> Config:
-    return load_config(name, options, change=lambda cfg: rescale(cfg, **flags))
+    return Training(name, options, **flags).resolve()
 
 
 def schedule(cfg) -> list:

@@ -8,10 +8,14 @@ import torch
 from mmengine.dataset import ConcatDataset
 
 from mmseg_ext.engine.build import build_train_runner
-from mmseg_ext.engine.run_checks import dataset_warnings, incomplete_splits
+from mmseg_ext.engine.run_checks import (
+    dataset_warnings,
+    incomplete_splits,
+    misfitting_schedules,
+)
 from mmseg_ext.errors import LaunchError
 from tests.engine.runs import log_text, write_config
-from tests.messages import check_message
+from tests.messages import check_message, raises_message
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,8 @@ from tests.messages import check_message
         ("val_dataloader.sampler.type", "InfiniteSampler", "val_dataloader.sampler: InfiniteSampl"),
         ("default_hooks.checkpoint.save_best", "mDice", "{key}='mDice': "),
         ("val_evaluator.iou_metrics", ["mIuO"], "{key}=['mIuO']: "),
+        ("val_dataloader.dataset.img_suffix", ".tiff", "val_dataloader.dataset: has no images (v"),
+        ("train_dataloader.dataset.indices", [], "train_dataloader.dataset: has no images (train"),
     ],
 )
 def test_what_would_fail_later_is_refused(tmp_path, key, value, start):
@@ -28,6 +34,49 @@ def test_what_would_fail_later_is_refused(tmp_path, key, value, start):
         build_train_runner(str(write_config(tmp_path)), {key: value}, str(tmp_path / "work"))
     line = str(refusal.value)
     assert line.startswith(start.format(key=key)) and "\n" not in line
+
+
+def test_epochs_without_a_batch_are_refused(tmp_path):
+    """Eight images, a batch of nine, and drop_last: mmengine divides by zero."""
+    epochs = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\n"
+    epochs += "train_dataloader.update(batch_size=9, sampler=dict(type='DefaultSampler'))\n"
+    config = str(write_config(tmp_path, epochs))
+    assert len(build_train_runner(config, {}, str(tmp_path / "a")).train_dataloader) == 1
+    with raises_message(LaunchError, 8, where="train_dataloader: ", todo="drop_last=False"):
+        build_train_runner(config, {"train_dataloader.drop_last": True}, str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("schedules", "told"),
+    [
+        ("dict(type='PolyLR', end=12, by_epoch=False)", ""),
+        ("dict(type='LinearLR', end=2, by_epoch=False)", ""),  # warms up, and stays
+        ("dict(type='PolyLR', eta_min=1e-4, end=6, by_epoch=False)", ""),
+        ("dict(type='PolyLR', end=6, by_epoch=False)", "PolyLR ends at 6 of 12"),
+        ("dict(type='CosineAnnealingLR', T_max=6, end=6, by_epoch=False)", "the last 6 train"),
+        ("dict(type='PolyLR', end=160000, by_epoch=False)", "--iterations 12"),
+        ("dict(type='MultiStepLR', milestones=[8], end=40, by_epoch=False)", "40 of 12"),
+        ("dict(type='PolyLR', end=12)", "set by_epoch=False"),
+    ],
+)
+def test_schedules_of_another_length_are_warnings(tmp_path, schedules, told):
+    config = write_config(tmp_path, f"param_scheduler = [{schedules}]\n")
+    runner = build_train_runner(str(config), {}, str(tmp_path / "work"))
+    lines = [*misfitting_schedules(runner)]
+    assert len(lines) == bool(told) and all(told in line for line in lines)
+    assert all(line in log_text(tmp_path / "work") for line in lines)
+
+
+def test_scaled_schedules_have_no_warning(tmp_path):
+    """Of epochs, and of a few iterations, which are rounded up."""
+    for iterations in (1, 2, 5):
+        runner = build_train_runner("ea_r18_shapes", {}, str(tmp_path), iterations=iterations)
+        assert not [*misfitting_schedules(runner)]
+    extra = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=4)\n"
+    extra += "train_dataloader['sampler'] = dict(type='DefaultSampler', shuffle=True)\n"
+    extra += "param_scheduler = [dict(type='PolyLR', end=8)]\n"
+    runner = build_train_runner(str(write_config(tmp_path, extra)), {}, str(tmp_path / "work"))
+    assert ["8 of 4 epochs" in line for line in misfitting_schedules(runner)] == [True]
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,25 @@ def test_declared_nodata_is_ignored_unless_it_is_zero(missing, tmp_path, capsys)
     assert classes and classes.numbers == {"0": 0, "1": 1} | ({"nodata": 255} if missing else {})
 
 
+def test_pixels_without_data_are_no_object(tmp_path):
+    """Of a GeoTIFF of numbered objects they are ignored; next to them nothing else changes."""
+    write(tmp_path, gray)
+    for i in range(4):
+        numbers = np.zeros((40, 40), np.int16)
+        numbers[10:20, 5:15], numbers[25:35, 20:35] = 300 + i, 7
+        numbers[:, 38:] = -9999
+        (tmp_path / f"masks/{i}.png").unlink()
+        Image.fromarray(np.zeros((40, 40, 3), np.uint8) + 50 * i).save(tmp_path / f"images/{i}.jpg")
+        tag = (42113, "s", 0, "-9999\0", True)
+        path = tmp_path / f"masks/{i}.tif"
+        tifffile.imwrite(path, numbers, photometric="minisblack", extratags=[tag])
+    assert run(tmp_path, "--objects") == 0
+    for label in project_labels(tmp_path).values():
+        assert (label[:, 38:] == 255).all()
+        assert np.array_equal(label[:, :38] > 0, numbers[:, :38] > 0)
+    assert classes_of(tmp_path) == ["background", "object", "border"]
+
+
 def test_masks_as_pgm_keep_their_values(tmp_path):
     """Their white is the largest class, which differs between masks; other programs stretch it."""
     write(tmp_path, gray)

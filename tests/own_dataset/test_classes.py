@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 from mmseg_ext.own_dataset.annotations.labelme import Labelme
 from mmseg_ext.own_dataset.annotations.masks import Masks
 from mmseg_ext.own_dataset.annotations.reader import Legend
-from mmseg_ext.own_dataset.classes import assign_classes, choose_classes, read_classes
+from mmseg_ext.own_dataset.classes import Classes, Row, assign_classes, choose_classes, read_classes
 from mmseg_ext.own_dataset.item import Notes
 from tests.messages import check_message, raises_message
 
@@ -230,3 +232,24 @@ def test_names_wait_for_their_values(tmp_path):
         classes, notes = choose(tmp_path, values, [*"abcde"])
         assert classes.names == [*"abcde"] and not notes
         assert [classes.numbers[str(value)] for value in values] == [*values]
+
+
+def lab_of(palette) -> np.ndarray:
+    colors = np.array([*palette, [255, 255, 255]], np.float32) / 255  # and of ignored pixels
+    return cv2.cvtColor(colors[None], cv2.COLOR_RGB2LAB)[0]
+
+
+@pytest.mark.parametrize(
+    ("count", "least"), [(2, 40), (8, 26), (11, 26), (20, 26), (105, 15), (255, 8)]
+)
+@pytest.mark.parametrize("own", [{}, {0: "#0000FF", 2: "#e69f00"}])
+def test_people_can_tell_colors_of_classes_apart(count, least, own):
+    """Also from the user's; 2.3 is a difference that is just seen."""
+    rows = [Row(str(i), f"class_{i}", own.get(i, "")) for i in range(count)]
+    classes = Classes(rows)
+    lab = lab_of(classes.palette)
+    distance = np.linalg.norm(lab[:, None] - lab, axis=2)
+    assert distance[~np.eye(len(lab), dtype=bool)].min() > least
+    for i, color in own.items():
+        assert i >= count or classes.rows[i].color == color
+    assert Classes(classes.rows).palette == classes.palette

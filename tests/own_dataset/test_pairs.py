@@ -249,6 +249,26 @@ def test_patterns_with_folders(pattern, tmp_path):
     assert find(tmp_path, "d", f"d/{pattern}") == (expected, [])
 
 
+PATTERNS = {  # the pattern, and the names of the files that it finds
+    "x/?_m.png": {"1", "2"},
+    "x/[12]*_m.png": {"1", "2", "10"},
+    "x/[!1]*_m.png": {"2"},
+    "[xy]/*_m.png": {"x/1", "x/2", "x/10", "y/3"},
+    "x/1?_[a-m].png": {"0"},
+    "z [1]": {"4_m"},
+    "z [1]/*_m.png": {"4"},
+    "z [1]/[45]*.png": {"4_m"},
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_have_the_rules_of_glob(pattern, tmp_path):
+    """A folder whose name has brackets is no pattern. The first * is the name, with what is next to it."""
+    write(tmp_path, ["x/1_m.png", "x/2_m.png", "x/10_m.png", "y/3_m.png", "z [1]/4_m.png"])
+    found = {key.name for key in keyed_files(tmp_path / pattern).values()}
+    assert found == set(PATTERNS[pattern])
+
+
 @pytest.mark.parametrize("images", ["*/images", "*/images/*.png", "."])
 @pytest.mark.parametrize("masks", ["*/masks", "*/ma*", "1*/masks"])
 def test_patterns_of_folders(images, masks, tmp_path):

@@ -26,7 +26,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.path import Path as Polygon
 from mmengine.config import Config
-from mmseg.registry import DATASETS, MODELS
+from mmseg.registry import DATASETS, MODELS, TRANSFORMS
 from PIL import Image, ImageOps
 from pycocotools import mask as rle
 
@@ -470,8 +470,8 @@ def test_classes_of_a_further_run(tmp_path, capsys, monkeypatch):
     assert lines_with(out, config, "ground", "soil", "delete") and "Next" not in out
 
 
-def test_classes_that_exchange_their_texts_are_a_note(tmp_path, capsys):
-    """No name shows it; an edit of names, or one that merges classes, is no exchange."""
+def test_classes_that_get_other_pixels_are_a_note(tmp_path, capsys):
+    """No name shows it. An edit of names, or one that merges classes, changes no class so."""
     write_sources(tmp_path, 6)
     edits = [
         (("7,ground", "17,small", "27,wide"), []),
@@ -479,16 +479,20 @@ def test_classes_that_exchange_their_texts_are_a_note(tmp_path, capsys):
         (("7,ground", "27,small", "17,wide"), []),
         (("7,soil", "27,small", "17,wide"), []),
         (("7,soil", "27,wide", "17,wide"), []),
+        (("7,soil", "27,wide", "17,"), []),
+        (("7,soil", "17,wide", "27,"), ["wide"]),  # for ignored pixels
+        (("17,soil", "27,wide", "7,"), ["soil", "wide"]),
     ]
     assert run(tmp_path, "--classes", *NAMES) == 0
-    for lines, exchanged in edits:
+    for lines, changed in edits:
         edit_classes(tmp_path, *lines)
         capsys.readouterr()
         assert run(tmp_path) == 0
-        notes = lines_with(capsys.readouterr().out, "exchanged")
-        assert len(notes) == bool(exchanged)
+        notes = lines_with(capsys.readouterr().out, "a checkpoint trained before")
+        assert len(notes) == bool(changed)
         for note in notes:
-            check_message(note, *exchanged, todo="train again")
+            check_message(note, *changed, todo="train again")
+            assert not any(name in note for name in {*NAMES, "soil"} - {*changed})
     for path in (tmp_path / "project/data/annotations").glob("*/*.png"):
         path.write_bytes(b"damaged")
     edit_classes(tmp_path, "7,soil", "27,wide", "17,small")
@@ -963,20 +967,24 @@ def test_crops_of_sparse_annotations(tmp_path, capsys):
             assert (sample["data_samples"].gt_sem_seg.data < 2).any()
 
 
-@pytest.mark.parametrize("flags, ways", [([], 1), (["--any-side-up"], 2)])
-def test_one_line_turns_flips_off(flags, ways, tmp_path):
+@pytest.mark.parametrize("flags, count", [([], 1), (["--any-side-up"], 2)])
+def test_one_line_turns_flips_off(flags, count, tmp_path):
     """In training and with --tta, which shows no view that training does not."""
     assert run(tmp_path, *write_sources(tmp_path, 3), *flags) == 0
     path = tmp_path / "project/config.py"
     text = path.read_text()
-    (line,) = re.findall(r'dict\(type="RandomFlip", prob=0.5, direction=.*?\),', text)
-    for is_flipped in (True, False):
-        path.write_text(text if is_flipped else text.replace(line, ""))
+    (line,) = re.findall(r"^flips = .*$", text, re.M)
+    for directions in (["horizontal", "vertical"][:count], []):
+        path.write_text(text.replace(line, f"flips = {directions}"))
         cfg = Config.fromfile(path)
-        train = [step["direction"] for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
-        assert train == [["horizontal", "vertical"][:ways]] * is_flipped
-        (_, flips, *_) = cfg.tta_pipeline[1]["transforms"]
-        assert [flip["prob"] for flip in flips] == [0.0] + [1.0] * ways * is_flipped
+        (flip,) = [step for step in cfg.train_pipeline if step["type"] == "RandomFlip"]
+        transform = TRANSFORMS.build(flip)
+        chosen = Counter(transform._choose_direction() for _ in range(1000))
+        assert chosen.keys() == {*directions, None}
+        assert not directions or 400 < chosen[None] < 600
+        (_, views, *_) = cfg.tta_pipeline[1]["transforms"]
+        views = [(view["prob"], view.get("direction")) for view in views]
+        assert views == [(0.0, None), *((1.0, direction) for direction in directions)]
         assert unseen_views(cfg) == ""
 
 

@@ -172,6 +172,25 @@ def test_ignored_pixels_are_no_objects():
     assert np.array_equal(found.indices, np.array([0, 3, 1, 3])[indices])
 
 
+def test_groups_of_labelme_are_objects(tmp_path):
+    """Parts of one label and number; without --objects nothing changes."""
+    boxes = [(0, 0, 8, 8), (20, 0, 28, 8), (0, 15, 8, 23), (20, 15, 28, 23)]
+    groups = [1, 1, None, None]
+    shapes = []
+    for box, group in zip(boxes, groups, strict=True):
+        shapes.append(dict(label="leaf", points=corners(box), group_id=group))
+    shapes.append(dict(label="stem", points=corners((32, 0, 38, 8)), group_id=1))
+    write_json(tmp_path / "a.json", labelme(shapes=shapes))
+    reader = Labelme.find(tmp_path)
+    plain, _ = read(reader)
+    assert np.unique(plain).tolist() == [0, 1, 2]
+    reader.objects = True
+    found = reader.read(reader.annotations[0], [SIZE])
+    assert list(found.values) == ["background", "leaf", "leaf", "leaf", "stem"]
+    numbers = [found.indices[top + 2, left + 2] for left, top, _, _ in [*boxes, (32, 0, 38, 8)]]
+    assert numbers == [1, 1, 2, 3, 4]
+
+
 def test_crowds_are_objects(tmp_path):
     """A segmentation's form counts, not `iscrowd`, which says that there are several objects."""
     for crowd, form in ((1, flat), (0, lengths), (1, lengths)):

@@ -111,6 +111,11 @@ def two_runs() -> list[Run]:
     return runs
 
 
+def three_runs() -> list[Run]:
+    runs = two_runs()
+    return [*runs, a_run("d", runs[1].results.confusion.tolist())]
+
+
 def test_table_for_spreadsheets_has_mean_and_deviation():
     runs = two_runs()
     runs[0].results.objects = dict(F1=0.8, precision=1.0, recall=2 / 3, count_error=0.25)
@@ -123,29 +128,37 @@ def test_table_for_spreadsheets_has_mean_and_deviation():
         '"a,b","objects",,,80.00,100.00,66.67,25.00',
     ]
     assert "mean of" not in scores_text(runs, ".csv")  # only one run counts objects
-    text = scores_text(two_runs(), ".csv")
-    # 75 and 87.5: their mean is 81.25, and their deviation 12.5 / sqrt(2).
+    text = scores_text(three_runs(), ".csv")
+    # 75, 87.5 and 87.5: their mean is 83.33, and their deviation 12.5 / sqrt(3).
+    assert re.search('mean of 3 runs","ground",80.00,83.33,.*,83.33,$', text, re.MULTILINE)
+    assert re.search('deviation of 3 runs","ground",0.00,7.22,.*,7.22,$', text, re.MULTILINE)
+    assert re.search(r'<td>83.3<span class="soft"> ± 7.2</span>', page(three_runs()))
+
+
+def test_two_runs_have_both_scores_instead_of_a_deviation():
+    text, html = scores_text(two_runs(), ".csv"), page(two_runs())
     assert re.search('mean of 2 runs","ground",80.00,81.25,.*,81.25,$', text, re.MULTILINE)
-    assert re.search('deviation of 2 runs","ground",0.00,8.84,.*,8.84,$', text, re.MULTILINE)
-    html = page(two_runs())
-    assert re.search(r'<td>81.2<span class="soft"> ± 8.8</span>', html)
+    assert re.search(r'<td>81.2<span class="soft"> \(75.0, 87.5\)</span>', html)
+    assert "deviation" not in text and "±" not in html
+    assert overview(two_runs())[2] == ("mean of 2 runs", "69.79 (62.50, 77.08)", "")
 
 
 def test_a_mean_is_one_of_all_runs():
     """The second run never predicts the box, and so has no precision of it."""
-    runs = [a_run("a", [[4, 0, 0], [0, 4, 0], [0, 0, 0]])]
-    runs.append(a_run("b", [[4, 0, 0], [4, 0, 0], [0, 0, 0]]))
+    runs = [a_run(name, [[4, 0, 0], [0, 4, 0], [0, 0, 0]]) for name in "ab"]
+    runs.append(a_run("c", [[4, 0, 0], [4, 0, 0], [0, 0, 0]]))
     lines = scores_text(runs, ".csv").splitlines()
-    assert '"mean of 2 runs","box <b>",50.00,50.00,50.00,,50.00,' in lines
-    assert '"deviation of 2 runs","box <b>",0.00,70.71,70.71,,70.71,' in lines
+    assert '"mean of 3 runs","box <b>",50.00,66.67,66.67,,66.67,' in lines
+    assert '"deviation of 3 runs","box <b>",0.00,57.74,57.74,,57.74,' in lines
 
 
 def test_table_for_latex():
     assert r"box <b> & 50.0 & 66.7 & 50.0 & 100.0 \\" in scores_text(two_runs()[:1], ".tex")
-    text = scores_text(two_runs(), ".tex")
-    assert r"ground & $81.2 \pm 8.8$ &" in text and r"sky & -- & -- & -- & -- \\" in text
-    assert text.count(r"\begin{tabular}") == 4  # all runs, each run, and their mean
-    assert r"c\_1 & 77.08 & -- \\" in text and r"mean of 2 runs & 69.79 $\pm$ 10.31 & --" in text
+    text = scores_text(three_runs(), ".tex")
+    assert r"ground & $83.3 \pm 7.2$ &" in text and r"sky & -- & -- & -- & -- \\" in text
+    assert text.count(r"\begin{tabular}") == 5  # all runs, each run, and their mean
+    assert r"c\_1 & 77.08 & -- \\" in text and r"mean of 3 runs & 72.22 $\pm$ 8.42 & --" in text
+    assert r"ground & $81.2\ (75.0, 87.5)$ &" in scores_text(two_runs(), ".tex")
     runs = two_runs()
     runs[1].results.classes = ["a_b", "50 %", "x^2"]
     text = scores_text(runs, ".tex")
@@ -176,11 +189,30 @@ def test_runs_that_differ_in_seed_or_fold_are_one_group():
     names, single, augmented = zip(*overview(runs), strict=True)
     means = ["mean of 2 runs like run 0", "mean of 2 runs like run 1"]
     assert [*names] == ["run 0", "run 2", means[0], "run 1", "run 3", means[1], "run 4"]
-    assert single[0] == "62.50" and single[2].startswith(f"{single[2][:5]} ± ")
+    assert single[0] == "62.50" and single[2].startswith(f"{single[2][:5]} (62.50, ")
     assert [bool(cell) for cell in augmented] == [False, False, False, True, True, True, False]
     text, html = scores_text(runs, ".csv"), page(runs)
     assert [text.count(f'"{name}","mean"') for name in (*means, "mean of 5 runs")] == [1, 1, 0]
     assert all(name in html for name in names) and "ms+flip" in html
+
+
+def test_weights_and_models_are_no_repetitions():
+    """A run from other weights, and folders that are called like a model of their config."""
+    confusion = [[4, 0, 0], [0, 4, 0], [0, 0, 0]]
+
+    def sizes(first: str) -> list[int]:
+        runs = [with_config(a_run(str(seed), confusion), "ea", seed, 0) for seed in range(3)]
+        for one, weights in zip(runs, ("a.pth", "a.pth", "b.pth"), strict=True):
+            one.first_config = f"load_from = {weights!r}\n{first}"
+            one.config += "load_from = None\nresume = True\n"  # a resumed start
+        return [len(group) for group in group_runs(runs)]
+
+    assert sizes("resume = False\n") == [2, 1]
+    assert sizes("resume = True\n") == [3]  # continues another folder
+    runs = [a_run(name, confusion) for name in ("EAHead", "FCNHead")]
+    for one in runs:
+        one.config = f"model = dict(type={one.name!r})\nwork_dir = {one.name!r}\n"
+    assert [len(group) for group in group_runs(runs)] == [1, 1]
 
 
 class Images(list):
@@ -390,6 +422,32 @@ def work_dir(tmp_path_factory):
         options += [f"{split}_dataloader.{setting}" for setting in settings]
     train_here(CONFIGS / "ea_r18_shapes.py", folder / "run", *options)
     return folder / "run"
+
+
+def test_scores_of_other_images_are_told(work_dir, tmp_path, capsys):
+    """The validation of a run next to a test of another one; folds have images of their own."""
+    results = [*work_dir.glob("*/results.json")][-1]
+    names = ("a", "b", "fold1", "fold2")
+    splits = ("images/val", "images/test", "lists/fold1.txt", "lists/fold2.txt")
+    for number, (name, split) in enumerate(zip(names, splits, strict=True)):
+        content = json.loads(results.read_text()) | {"split": split, "images": 8 + number // 3}
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1/results.json").write_text(json.dumps(content | {"examples": []}))
+    assert run("report", [str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    out, err = capsys.readouterr()
+    assert lines_with(err, "b: ", "8 images of test", "8 images of val", "one split")
+    assert "on 8 images of val (" in out
+    assert run("report", [str(tmp_path / "fold1"), str(tmp_path / "fold2")]) == 0
+    assert "scores of" not in capsys.readouterr().err
+
+
+def test_a_run_is_named_once(work_dir, tmp_path, capsys):
+    """Also by a link such as `latest`: its scores would be in the mean twice."""
+    (tmp_path / "latest").symlink_to(work_dir)
+    assert run("report", [str(work_dir), str(tmp_path / "latest")]) == 1
+    assert lines_with(capsys.readouterr().err, "latest", str(work_dir), "once")
+    assert run("report", [str(work_dir), "--out", str(tmp_path / "scores.csv"), "--csv"]) == 1
+    assert lines_with(capsys.readouterr().err, "scores.csv", "scores.html")
 
 
 def test_figures_are_those_of_the_run(work_dir):

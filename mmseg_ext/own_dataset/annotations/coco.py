@@ -44,14 +44,15 @@ class Coco(ShapeFiles):
     stuff: Collection[str] = ()  # labels that are not things, so with `objects` they are none
 
     @classmethod
-    def find(cls, paths: Sequence[Path]) -> "Coco":
-        """Return the images of these files, and of the JSON files in these folders.
+    def find(cls, source: str | Path | Sequence[str | Path]) -> "Coco":
+        """Return the images of a file or of several, and of the JSON files in folders.
 
         Raises:
             LabelError: if one is not a COCO file.
             ValueError: if a folder has none.
         """
-        files: list[Path] = []
+        given = [source] if isinstance(source, str | Path) else source
+        paths, files = list(map(Path, given)), []
         for path in paths:
             found = [path]
             if path.is_dir():

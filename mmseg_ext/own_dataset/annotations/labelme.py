@@ -36,8 +36,9 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
     label = label_of(entry["label"])
     kind = entry.get("shape_type") or "polygon"
     points = np.array(entry["points"], float)
+    group = entry.get("group_id")
     if kind == "mask":
-        return Shape(label, patch=entry)
+        return Shape(label, patch=entry, group=group)
     if kind == "rectangle":  # two corners
         (left, top), (right, bottom) = points.min(0), points.max(0)
         points = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
@@ -48,4 +49,4 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
     elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
         return Shape(label, skipped=kind)
-    return Shape(label, [points.ravel().tolist()])
+    return Shape(label, [points.ravel().tolist()], group=group)

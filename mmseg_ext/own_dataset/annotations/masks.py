@@ -10,7 +10,7 @@ index 0 of gray values and of most palettes.
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ _CERTAIN, _PERHAPS = "certain", "perhaps"
 _RESIZED = "a mask of another size than its photo, in the same proportions, was resized to it"
 
 
-@dataclass
 class Masks(Reader):
     """Masks with a gray value, palette index or color for each class or for each object.
 
@@ -65,8 +64,6 @@ class Masks(Reader):
     ignored = ("nodata",)
     can_have_classes = True
     has_background = False
-
-    binary: bool = False  # see `read_mask`
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         paths, notes, codes = annotation.paths, [], np.zeros(1, int)
@@ -118,27 +115,24 @@ class Masks(Reader):
         return legend
 
 
-@dataclass
 class ClassMasks(Reader):
     """A mask of an image for each class; where they overlap, the last class counts."""
 
     suffixes = MASK_SUFFIXES
     has_background = False
 
-    binary: bool = False  # see `read_mask`
-
     @classmethod
-    def find(cls, sources: Mapping[str, Path]) -> "ClassMasks":
+    def find(cls, source: Mapping[str, str | Path]) -> "ClassMasks":
         """Return the masks of each class, of a folder or a pattern; see `keyed_files`.
 
         Raises:
             ValueError: also if there is no mask of a class.
         """
         annotations = []
-        for name, source in sources.items():
-            found = keyed_files(source, cls.suffixes)
+        for name, of_class in source.items():
+            found = keyed_files(Path(of_class), cls.suffixes)
             if not found:
-                raise ValueError(f"{source}: no mask of {name}; save each as {cls.suffixes}")
+                raise ValueError(f"{of_class}: no mask of {name}; save each as {cls.suffixes}")
             annotations += [
                 Annotation(key, (path,), classes=(name,)) for path, key in found.items()
             ]

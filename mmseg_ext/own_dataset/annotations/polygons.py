@@ -48,6 +48,7 @@ class Shape:
     run_lengths: Any = None  # COCO's dictionary with counts
     patch: Mapping[str, Any] | None = None  # labelme's PNG of a part of the image
     skipped: str = ""  # what it is, if it is not drawn
+    group: Any = None  # shapes of a label in one group are parts of one object
 
 
 @dataclass
@@ -122,7 +123,7 @@ def notes_on_equal(labels: Mapping[Any, str], path: Path) -> list[str]:
 def _draw(every: Sequence[Shape], size: Size, small_last: bool, objects: bool) -> IndexMap:
     """Return shapes on an image. The values are the labels, also of shapes that others cover.
 
-    With `objects` each shape has its own index.
+    With `objects` each shape has its own index, or each group of shapes.
     """
     shapes, notes = [], []
     for shape in every:
@@ -135,11 +136,15 @@ def _draw(every: Sequence[Shape], size: Size, small_last: bool, objects: bool) -
     if small_last:  # the order means nothing: a house after its windows would cover them
         shapes.sort(key=lambda shape: _area(shape, size), reverse=True)
     labels = [BACKGROUND]
+    index_of: dict[Any, int] = {BACKGROUND: 0}  # of a label, or of an object
     indices = np.zeros(size, np.min_scalar_type(len(shapes)))
-    for shape in shapes:
-        if objects or shape.label not in labels:
+    for number, shape in enumerate(shapes):
+        key: Any = shape.label
+        if objects:
+            key = (shape.label, shape.group) if shape.group is not None else number
+        index = index_of.setdefault(key, len(labels))
+        if index == len(labels):
             labels.append(shape.label)
-        index = len(labels) - 1 if objects else labels.index(shape.label)
         if shape.patch is not None:
             indices[_patch_pixels(shape.patch, size)] = index
         elif shape.run_lengths is not None:

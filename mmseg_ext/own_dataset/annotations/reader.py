@@ -158,6 +158,7 @@ class Reader:
     annotations: Sequence[Annotation]  # all that were found
     is_pattern: bool = False  # whether a pattern chose them
     objects: bool = False  # whether each object is read, instead of its class
+    binary: bool = False  # whether masks are black and white, perhaps with smooth edges
     missing_is_background: bool = False  # whether images without an annotation are background
 
     flag: ClassVar[str] = "--masks"  # of the command
@@ -170,9 +171,9 @@ class Reader:
     @classmethod
     def find(cls, source: Any) -> "Reader":
         """Return the files below a folder, or of a pattern; see `keyed_files`."""
-        found = keyed_files(source, cls.suffixes)
+        found = keyed_files(Path(source), cls.suffixes)
         annotations = [Annotation(key, (path,)) for path, key in found.items()]
-        return cls(annotations, is_pattern="*" in str(source))
+        return cls(annotations, is_pattern=not Path(source).is_dir())
 
     def read(self, annotation: Annotation, sizes: Sequence[tuple[int, int]]) -> IndexMap:
         """Return an annotation; `sizes` are the sizes (height, width) that it may have.

@@ -38,12 +38,12 @@ class Yolo(ShapeFiles):
     labels: Mapping[int, str] = field(default_factory=dict)  # of each class's number
 
     @classmethod
-    def find(cls, folder: Path) -> "Yolo":
-        file, content = _read_settings(folder)
+    def find(cls, source: str | Path) -> "Yolo":
+        file, content = _read_settings(Path(source))
         names = content.get("names") or {}
         pairs = names.items() if isinstance(names, dict) else enumerate(names)
         labels = {int(number): label_of(name) for number, name in sorted(pairs)}
-        reader: Any = super().find(folder)
+        reader: Any = super().find(source)
         reader.annotations = [own for own in reader.annotations if not _OTHER.match(own.path.name)]
         reader.names, reader.labels = list(dict.fromkeys(labels.values())), labels
         if labels:
