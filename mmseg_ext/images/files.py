@@ -42,7 +42,7 @@ from mmseg_ext.images.values import (
 # Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
 # classes, its labels and the picture that is written.
 BYTES_PER_PIXEL = 17
-# How files begin that are no images, but may have their names, and what to do.
+# How files of other kinds begin, which can have names of images, and what to do.
 _OTHER_KINDS = (
     (re.compile(rb".{4}ftyp(hei|hev|mif|msf|avi)", re.DOTALL), "is HEIC or AVIF; save it as PNG"),
     (re.compile(rb".{128}DICM", re.DOTALL), "is DICOM; save its pixels as TIFF"),
