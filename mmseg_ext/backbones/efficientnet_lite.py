@@ -1,8 +1,8 @@
 """EfficientNet-Lite: inverted residuals without squeeze-and-excitation, with ReLU6.
 
 Paper: EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, arXiv:1905.11946.
-Published code: tensorflow/tpu, `models/official/efficientnet/lite`; its weights in PyTorch are
-those of efficientnet-lite-pytorch 0.1.0 and of timm's `tf_efficientnet_lite*`, which this follows.
+Published code: tensorflow/tpu, `models/official/efficientnet/lite`. efficientnet-lite-pytorch 0.1.0
+and timm's `tf_efficientnet_lite*`, which this follows, have its weights in PyTorch.
 
 Deviations:
 
@@ -129,7 +129,7 @@ class EfficientNetLite(Backbone):
         stem_map: return the map of the stem, too, before the others: stride 2, 16 channels.
         norm_eval: batch norms use their running statistics and do not change them.
         out_indices, frozen_stages, with_cp, norm_cfg, num_classes, init_cfg: see `Backbone`.
-            The eps of `norm_cfg` is that of the published weights, 1e-3, unless it has its own.
+            The default eps of `norm_cfg` is 1e-3, as in the published weights.
 
     Raises:
         ValueError: for another `output_stride`, and as `Backbone`.

@@ -24,7 +24,7 @@ from mmseg_ext.images.values import IMAGE_SUFFIXES
 
 SPLITS = ("train", "val", "test")
 
-# Stock transforms, and what `CheckedDataset` builds for them; not for their subclasses.
+# Stock transforms and their replacements in `CheckedDataset`; subclasses are not replaced.
 _REPLACED: dict[Any, type] = {
     LoadImageFromFile: CheckedLoadImage,
     PhotoMetricDistortion: TablePhotoMetricDistortion,

@@ -55,7 +55,7 @@ def _class_table(
     table = reduced.copy()
     for old_class, new_class in label_map:
         table[reduced == old_class] = new_class
-    # As in mmsegmentation, other values stay; one that a class is mapped to would merge with it.
+    # As in mmsegmentation, other values stay. The target of a mapped class would merge with it.
     merged = [new_class for _, new_class in label_map]
     kept = (reduced < num_classes) & ~np.isin(reduced, merged)
     is_mapped = np.isin(reduced, [old_class for old_class, _ in label_map])

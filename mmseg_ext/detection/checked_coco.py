@@ -36,7 +36,7 @@ class CheckedCocoDataset(CocoDataset):
         """Read the file and check its categories; mmdetection calls this."""
         if not Path(path).is_file():
             raise MissingDataError(
-                f"{path}: does not exist; unpack the dataset so that {self.data_root or '.'} has "
+                f"{path}: does not exist; unpack the dataset into {self.data_root or '.'}, with "
                 "annotations/ and a folder of images for each split, such as train2017/"
             )
         coco = super().COCOAPI(path)

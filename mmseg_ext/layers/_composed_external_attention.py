@@ -67,7 +67,7 @@ def attend(layer: Any, x: Tensor) -> Tensor:
             y = torch.bmm(values, attention).unflatten(2, x.shape[2:])  # (B, C, H, W)
             return F.relu(x + norm(y))
         shift = shift.to(dtype)
-        # A float32 input under autocast is added as it is. The next convolution of a compiled
+        # A float32 input under autocast is added unchanged. The next convolution of a compiled
         # program must not get a view: with symbolic sizes inductor (2.13) would fail with "cannot
         # determine truth value of Relational" (pytorch/pytorch#185510).
         if x.dtype != dtype or is_compiling():

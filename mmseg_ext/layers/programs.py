@@ -1,4 +1,4 @@
-"""What layers do differently in compiled, exported and traced programs."""
+"""Differences of layers in compiled, exported and traced programs."""
 
 from collections.abc import Callable
 
