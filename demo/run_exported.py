@@ -12,12 +12,14 @@ orientation. Unreadable images are listed at the end, and the exit status is the
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")  # it prints lines about damaged files
 HERE = Path(__file__).resolve().parent
 # Next to this script, in a clone, and in an installation.
 READERS = (HERE, HERE.parent / "mmseg_ext/images", HERE.parent.parent / "images")
@@ -34,12 +36,13 @@ def find(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ValueError(f"{path}: does not exist")
-    found = []
-    for file in sorted(path.glob("[!.]*")):  # not hidden
-        if file.is_file() and file.suffix.lower() in image_values.IMAGE_SUFFIXES:
-            found.append(file)
+    files = sorted(file for file in path.glob("[!.]*") if file.is_file())  # not hidden
+    found = [file for file in files if file.suffix.lower() in image_values.IMAGE_SUFFIXES]
+    note = image_values.other_photos(files)
     if not found:
-        raise ValueError(f"{path}: contains no image")
+        raise ValueError(f"{path}: contains no image{note and ', ' + note}")
+    if note:
+        print(f"warning: {path}: {note}", file=sys.stderr)
     return found
 
 
@@ -92,31 +95,33 @@ def main() -> int:
         if args.training_scale and not metadata.get("image_sides"):
             raise ValueError(f"{args.model}: has no image_sides; run without --training-scale")
         paths = find(args.images)
-    except ValueError as error:
+        for kind in ("labels", "overlays"):
+            (args.out / kind).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     value_range = args.value_range or metadata["value_range"]
-    for kind in ("labels", "overlays"):
-        (args.out / kind).mkdir(parents=True, exist_ok=True)
-    broken, written = [], []
+    broken, written = [], set()
     for path in paths:
+        stem = path.stem
+        while stem.casefold() in written:  # a.jpg and a.png: the second result is a.png.png
+            stem = path.name if stem == path.stem else f"{stem}.png"
         try:
             pixels = image_values.read_pixels(path.read_bytes()).upright()
             values = pixels.fit(metadata["channels"], value_range)  # (H, W, C)
-        except Exception as error:  # decoders raise many kinds
-            broken.append(f"{path}: {error}")
+            if value_range is None and (note := pixels.dark_note()):
+                print(f"warning: {path}: {note}", file=sys.stderr)
+            note = seen.seen_by(metadata).note(*values.shape[:2], "use --training-scale")
+            if note and not args.training_scale:
+                print(f"warning: {path}: {note}", file=sys.stderr)
+            labels = segment(run, metadata, values, args.training_scale)
+            Image.fromarray(labels).save(args.out / f"labels/{stem}.png")
+            picture = values[..., [band - 1 for band in metadata["rgb_bands"]]]
+            draw_overlay(metadata, picture, labels).save(args.out / f"overlays/{stem}.png")
+        except Exception as error:  # of any kind: decoders, the network, a name that is too long
+            broken.append(f"{path}: {' '.join(str(error).split())}")
             continue
-        if value_range is None and (note := pixels.dark_note()):
-            print(f"warning: {path}: {note}", file=sys.stderr)
-        note = seen.seen_by(metadata).note(*values.shape[:2], "use --training-scale")
-        if note and not args.training_scale:
-            print(f"warning: {path}: {note}", file=sys.stderr)
-        labels = segment(run, metadata, values, args.training_scale)
-        stem = path.name if path.stem in written else path.stem
-        written.append(stem)
-        Image.fromarray(labels).save(args.out / f"labels/{stem}.png")
-        picture = values[..., [band - 1 for band in metadata["rgb_bands"]]]
-        draw_overlay(metadata, picture, labels).save(args.out / f"overlays/{stem}.png")
+        written.add(stem.casefold())
     print(f"{len(paths) - len(broken)} of {len(paths)} images segmented into {args.out}")
     print("\n".join(broken), file=sys.stderr, end="\n" if broken else "")
     return 1 if broken else 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PART = ".part"
+_LONGEST_START = 50  # characters, which are at most 200 of the 255 bytes of a name
 
 
 @contextlib.contextmanager
@@ -31,7 +32,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     # In a folder of somebody else, a name that can be guessed could be a link to another file.
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_PART}{path.suffix}")
+    start = path.name[:_LONGEST_START]  # a name that is as long as names can be has no more room
+    part = path.with_name(f".{start}.{secrets.token_hex(8)}{_PART}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -58,10 +60,14 @@ def _sync(path: Path) -> None:
 
 
 def write_text(text: str, path: str | Path) -> None:
-    """Write a small text file atomically; a table gets the mark by which Excel reads umlauts."""
+    """Write a small text file atomically; a table gets the mark by which Excel reads umlauts.
+
+    Names of files that are not UTF-8 are written with their bytes.
+    """
     needs_mark = Path(path).suffix == ".csv" and not text.isascii()
     with atomic_write(path) as part:
-        part.write_text(text, encoding="utf-8-sig" if needs_mark else "utf-8")
+        encoding = "utf-8-sig" if needs_mark else "utf-8"
+        part.write_text(text, encoding=encoding, errors="surrogateescape")
 
 
 def save_figure(figure: "Figure", path: str | Path, dpi: int) -> None:

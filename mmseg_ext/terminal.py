@@ -7,6 +7,7 @@ and warnings go to the log. The log file of a run has all lines.
 
 import contextlib
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop
 from rich.console import Console
 from rich.progress import track
+
+from mmseg_ext.errors import one_line
 
 # Long records of the start: the environment, the config, the order of the hooks, and the settings
 # of each parameter.
@@ -84,6 +87,18 @@ def logged_warnings() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.showwarning = log  # as Python's documentation allows
+        yield
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print Python's warnings as lines, without the code that warned."""
+
+    def show(message: object, *place: object) -> None:
+        print(f"warning: {one_line(message)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # as Python's documentation allows
         yield
 
 

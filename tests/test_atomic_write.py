@@ -76,3 +76,15 @@ def test_excel_reads_umlauts_of_tables(tmp_path):
         write_text(text, tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(b"\xef\xbb\xbf") == mark
         assert (tmp_path / name).read_text("utf-8-sig") == text
+
+
+@pytest.mark.parametrize("name", ["a" * 251 + ".csv", "é" * 125 + ".csv"])
+def test_a_name_can_be_as_long_as_the_disk_allows(name, tmp_path):
+    write_text("1", tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_names_of_files_that_are_not_utf8_can_be_written(tmp_path):
+    name = os.fsdecode(b"\xff\xe9.png")
+    write_text(f"{name},1\n", tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes().endswith(b"\xff\xe9.png,1\n")

@@ -6,7 +6,6 @@ microscopy images.
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 
 from mmseg_ext.commands import command, command_parser, device_flag, model_flags, named_model
@@ -53,31 +52,32 @@ def parser() -> argparse.ArgumentParser:
 @command(parser)
 def main(args: argparse.Namespace) -> int:
     from mmseg_ext.inference.prediction import MAX_PIXELS, predict
+    from mmseg_ext.terminal import plain_warnings
 
     model = named_model(args)
     for about, text in model.terms.items():
         print(f"{about} (weights): {text}")
-    warnings.showwarning = _print_warning  # as Python's documentation allows
-    results = predict(
-        args.input,
-        model,
-        out=args.out,
-        recursive=args.recursive,
-        pages=args.pages,
-        formats=[name for name in ("json", "coco", "csv") if getattr(args, name)],
-        classes=args.classes,
-        min_area=args.min_area,
-        min_area_um2=args.min_area_um2,
-        pixel_size=args.pixel_size,
-        confidence=args.confidence,
-        frame_labels=args.frame_labels,
-        opacity=args.opacity,
-        with_labels=args.with_labels,
-        max_pixels=MAX_PIXELS if args.max_pixels is None else args.max_pixels,
-        tile=args.tile,
-        value_range=args.value_range,
-        amp=args.amp,
-    )
+    with plain_warnings():
+        results = predict(
+            args.input,
+            model,
+            out=args.out,
+            recursive=args.recursive,
+            pages=args.pages,
+            formats=[name for name in ("json", "coco", "csv") if getattr(args, name)],
+            classes=args.classes,
+            min_area=args.min_area,
+            min_area_um2=args.min_area_um2,
+            pixel_size=args.pixel_size,
+            confidence=args.confidence,
+            frame_labels=args.frame_labels,
+            opacity=args.opacity,
+            with_labels=args.with_labels,
+            max_pixels=MAX_PIXELS if args.max_pixels is None else args.max_pixels,
+            tile=args.tile,
+            value_range=args.value_range,
+            amp=args.amp,
+        )
     print(f"{results.done} {results.kind} segmented into {args.out}")
     if args.checkpoint == "none":
         print("warning: random weights: the labels are meaningless", file=sys.stderr)
@@ -87,7 +87,3 @@ def main(args: argparse.Namespace) -> int:
         text = "declares no EPSG code or no transform, and so does its GeoJSON; gdalwarp adds both"
         print(f"warning: {join_names(results.unplaced)}: {text}", file=sys.stderr)
     return int(results.failed > 0)
-
-
-def _print_warning(message: Warning | str, *place: object) -> None:
-    print(f"warning: {message}", file=sys.stderr)

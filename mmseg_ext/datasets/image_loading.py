@@ -70,7 +70,12 @@ class CheckedLoadImage(LoadImageFromFile):
         rotates = not has_labels and not self.color_type.endswith("ignore_orientation")
         if photo is None and content is None:
             content = read_bytes(path, self.backend_args)
-        if photo is None and self._is_read_by_mmcv(content):
+        # Whether the config chooses how mmcv reads the file. JPEG stores gray itself; mmcv would
+        # change values of more bits, and other channels.
+        by_mmcv = self.imdecode_backend != "cv2" or self.color_type == "unchanged"
+        if photo is None and self.channels == 3 and self.color_type.startswith("grayscale"):
+            by_mmcv |= not (is_tiff(content) or is_deep(content))
+        if photo is None and by_mmcv:
             image = decode(content, path, self.color_type, self.imdecode_backend)
             if rotates:
                 image = np.ascontiguousarray(turned(image, orientation(content)))
@@ -103,11 +108,3 @@ class CheckedLoadImage(LoadImageFromFile):
         results["img"] = image
         results["img_shape"] = results["ori_shape"] = image.shape[:2]
         return results
-
-    def _is_read_by_mmcv(self, content: bytes) -> bool:
-        """Return whether the config chooses how mmcv reads the file."""
-        if self.imdecode_backend != "cv2" or self.color_type == "unchanged":
-            return True
-        # JPEG stores gray itself. mmcv would change values of more bits, and other channels.
-        is_plain = self.channels == 3 and not (is_tiff(content) or is_deep(content))
-        return is_plain and self.color_type.startswith("grayscale")

@@ -9,7 +9,9 @@ missing part of a truncated JPEG with gray.
 import contextlib
 import io
 import os
+import re
 import unicodedata
+import warnings
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from mmseg_ext.images.values import (
     image_size,
     is_complete,
     is_tiff,
+    other_photos,
     read_page,
     read_pixels,
     require_end,
@@ -39,13 +42,25 @@ from mmseg_ext.images.values import (
 # Measured when a photo is segmented: the image as decoded, in RGB and with the colors of the
 # classes, its labels and the picture that is written.
 BYTES_PER_PIXEL = 17
+# How files of other kinds begin, which can have names of images, and what to do.
+_OTHER_KINDS = (
+    (re.compile(rb".{4}ftyp(hei|hev|mif|msf|avi)", re.DOTALL), "is HEIC or AVIF; save it as PNG"),
+    (re.compile(rb".{128}DICM", re.DOTALL), "is DICOM; save its pixels as TIFF"),
+    (re.compile(rb"\s*[<{]"), "is a text, such as a web page; get the image again"),
+    (re.compile(rb"\x1f\x8b|PK\x03\x04"), "is compressed; unpack it"),
+)
 
 
 def image_files(path: Path, recursive: bool = False) -> list[Path]:
-    """Return the file at `path`, or the images of a folder and, on request, of its subfolders."""
+    """Return the file at `path`, or the images of a folder and, on request, of its subfolders.
+
+    A warning counts the photos of other kinds, such as HEIC.
+    """
     if path.is_file():
         return [path]
     found = files_below(path) if recursive else sorted(filter(Path.is_file, path.glob("[!.]*")))
+    if note := other_photos(found):
+        warnings.warn(f"{path}: {note}", stacklevel=2)
     return [file for file in found if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
@@ -175,10 +190,15 @@ def read(data: bytes, path: str, indices: bool = False) -> Photo:
 
 
 def _damage(data: bytes, path: str) -> UnreadableFileError:
-    if pointer := pointer_problem(data):
-        return UnreadableFileError(f"{path}: {pointer}")
-    problem = "does not decode" if is_complete(data) else "is truncated"
-    return UnreadableFileError(f"{path}: {problem} ({len(data)} bytes)")
+    """Return the error for bytes that no decoder takes, with what to do."""
+    problem = pointer_problem(data)
+    for start, kind in _OTHER_KINDS:
+        if not problem and start.match(data):
+            problem = kind
+    if not problem:
+        what = "does not decode" if is_complete(data) else "is truncated"
+        problem = f"{what} ({len(data)} bytes); get it again, or leave it out"
+    return UnreadableFileError(f"{path}: {problem}")
 
 
 def orientation(data: bytes) -> int:

@@ -13,8 +13,10 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".tif", ".tiff", ".webp")
 IMAGE_SUFFIXES += (".jp2", ".ppm", ".pgm")
+# Photos that are left out of folders: of phones, the web, cameras, microscopes and scanners.
+_OTHER_PHOTOS = ".heic .heif .avif .jxl .gif .mpo .dng .cr2 .cr3 .nef .arw .orf .raf .rw2 .czi .lif"
+_OTHER_PHOTOS += " .nd2 .oib .vsi .svs .ndpi .mrxs .dcm .nii .gz .exr .hdr .psd"
 EXIF_ORIENTATION = 0x0112
 _GDAL_NODATA = 42113
 # ModelPixelScale, ModelTiepoint, ModelTransformation, and the directory of keys with its values.
@@ -187,12 +192,15 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
         outside = known.size < values.size or low < 0 or high > 1
         if white is None or (floats and outside):
             found = f"has {values.dtype} values from {low:g} to {high:g}"
-            if low >= 0 and (known == known.round()).all():  # black may not be in this image
+            if floats and low >= 0 and high <= 1:
+                low, high = 0, 1  # only because of pixels without a value
+            elif low >= 0 and (known == known.round()).all():  # black may not be in this image
                 low, high = 0, 2 ** max(8, int(high).bit_length()) - 1
             unknown = "and it is unknown which are black and white"
             raise ValueError(f"{found}, {unknown}; {_hint(low, high)}")
         limits = (0, white)
-    pairs = np.array(limits, dtype=float).reshape(-1, 2)
+    given = np.array(limits, dtype=float)
+    pairs = given.reshape(-1, 2) if given.size % 2 == 0 else np.empty((0, 2))
     if len(pairs) not in (1, values.shape[2]) or not (pairs[:, 0] < pairs[:, 1]).all():
         raise ValueError(
             f"value_range={limits}: give (low, high), or such a pair for each of the "
@@ -249,6 +257,13 @@ def image_size(file: Any) -> tuple[int, int]:
         return Image.open(file).size
 
 
+def other_photos(files: Iterable[Path]) -> str:
+    """Return a note on the photos among files that are not read, or nothing."""
+    counts = Counter(file.suffix.lower() for file in files)
+    found = [f"{counts[suffix]} {suffix}" for suffix in _OTHER_PHOTOS.split() if counts[suffix]]
+    return f"left out: {', '.join(found)}; save them as PNG, JPEG or TIFF" if found else ""
+
+
 def is_complete(data: bytes) -> bool:
     """Return whether a JPEG or a PNG ends as these do; for other kinds this is not known."""
     for start, end in _FRAMES:
@@ -271,6 +286,8 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
         ValueError: for a TIFF that has several images or an unknown layout.
         Exception: of a decoder, for damaged files.
     """
+    if not data:
+        raise OSError("is empty")
     if is_tiff(data):
         return _read_tiff(data, indices)
     if (match := _PNM.match(data)) and is_deep(data):

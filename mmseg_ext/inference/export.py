@@ -5,7 +5,8 @@ The exported model takes the values of images, normalizes them, and returns clas
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.environment import require_package
-from mmseg_ext.errors import StackError, join_names, one_line
+from mmseg_ext.errors import StackError, UnreadableFileError, join_names, one_line
 from mmseg_ext.images.files import image_files
 from mmseg_ext.images.pictures import shown_bands
 from mmseg_ext.images.seen import Seen, read_metadata, segment
@@ -114,6 +115,7 @@ def export(
     if not dynamic:
         seen = seen.in_windows(size)
     path = Path(out or Path(config.filename).stem + ".onnx")
+    real = [] if images is None else _real_images(images, loader)
     result = Exported(path, seen)
     if isinstance(seen, SeenByTransforms):
         names = join_names(seen.others)
@@ -152,7 +154,7 @@ def export(
         noise = [random_images(each, i, channels) for i, each in enumerate(sizes, 1)]
         for each in noise:
             result.compared.append(_compare(exported, whole, "random", each, path))
-        for name, values in _real_images(images, loader):
+        for name, values in real:
             # The file and the model get the same pixels, of the file's shape.
             same = values.astype(np.float32)
             if not dynamic:
@@ -184,18 +186,27 @@ def _default_size(seen: Seen, config: Any, dynamic: bool) -> tuple[int, int]:
     return short, long if long <= 2 * short else short
 
 
-def _real_images(folder: str | Path | None, loader: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield name and values (H, W, C), in RGB, of some images of a folder."""
-    if folder is None:
-        return
-    paths = image_files(Path(folder), recursive=True)[:REAL_IMAGES]
-    if not paths:
-        raise ValueError(f"--images {folder}: contains no image; name another folder")
-    for path in paths:
-        image = np.atleast_3d(loader.transform({"img_path": str(path)})["img"])
+def _real_images(folder: str | Path, loader: Any) -> list[tuple[str, np.ndarray]]:
+    """Return name and values (H, W, C), in RGB, of the first images of a folder that are read.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    images: list[tuple[str, np.ndarray]] = []
+    for path in image_files(Path(folder), recursive=True):
+        if len(images) == REAL_IMAGES:
+            break
+        try:
+            image = np.atleast_3d(loader.transform({"img_path": str(path)})["img"])
+        except UnreadableFileError as error:
+            warnings.warn(f"not compared: {error}", stacklevel=3)
+            continue
         if image.shape[2] == 3:
             image = np.ascontiguousarray(image[..., ::-1])
-        yield path.name, image
+        images.append((path.name, image))
+    if not images:
+        raise ValueError(f"--images {folder}: no image there can be read; name another folder")
+    return images
 
 
 def _compare(
@@ -382,7 +393,8 @@ def write_onnx(
         "verbose": False,
     }
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the exporter's own code
             exported: Any = torch.onnx.export(model, (images,), **options)
     except Exception as error:  # the exporter raises many types
         reason = one_line(error, 600)

@@ -6,6 +6,7 @@ it: its place on a map, and the values of its bands.
 
 import contextlib
 import csv
+import errno
 import io
 import itertools
 import json
@@ -24,8 +25,8 @@ from PIL import Image
 from torch import nn
 
 from mmseg_ext.atomic_write import atomic_write, write_text
-from mmseg_ext.errors import one_line
-from mmseg_ext.images.files import BYTES_PER_PIXEL, image_files, read_photo, same_name
+from mmseg_ext.errors import NotWritten, one_line
+from mmseg_ext.images.files import BYTES_PER_PIXEL, comparable, image_files, read_photo, same_name
 from mmseg_ext.images.values import (
     IMAGE_SUFFIXES,
     Photo,
@@ -53,6 +54,8 @@ MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 _MEASURES = "area centroid_x centroid_y box_x box_y box_width box_height"
 _MEASURES += " equivalent_diameter perimeter circularity"
 _MICROMETERS = ["area_um2", "equivalent_diameter_um", "perimeter_um"]
+# Names that a disk cannot hold: too long, with a character or bytes that it lacks.
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 _LEAST_PIXELS = 16  # of an object, as the network sees it; about one position of its output
 
 
@@ -180,16 +183,18 @@ def predict(
                 result = predictor(photo)
                 objects = files.objects(result)
                 overlay = result.overlay(opacity, objects, with_labels, not add_frame, files.chosen)
+                if not add_frame:
+                    _write_png(overlay, out / "overlays" / item.name)
+                has_labels = not add_frame or frame_labels or confidence
+                files.add(item, photo, result, objects, has_labels)
             except Exception as error:  # of any kind: decoders, the pipeline and the model raise it
+                if isinstance(error, NotWritten) and error.errno not in _BAD_NAMES:
+                    raise  # a full disk or a read-only folder, which the next photos meet, too
                 _print_error(error, item.file)
                 continue
             done += 1
             if add_frame:
                 add_frame(np.asarray(overlay))
-            else:
-                _write_png(overlay, out / "overlays" / item.name)
-            has_labels = not add_frame or frame_labels or confidence
-            files.add(item, photo, result, objects, has_labels)
         if is_video and not done:
             raise ValueError(f"{images}: no frame decodes; convert the video with ffmpeg")
     files.write()
@@ -216,7 +221,8 @@ def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = Fa
     if not found:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{path}: no image there ({suffixes}); --recursive searches deeper")
-    items: dict[Path, Item] = {}
+    items: list[Item] = []
+    taken: set[str] = set()
     for file in found:
         photo = file.relative_to(path if path.is_dir() else path.parent)
         count = 1
@@ -229,11 +235,14 @@ def find_images(path: Path, out: Path, recursive: bool = False, pages: bool = Fa
             if count > 1:
                 stem += f"_page{page + 1:0{len(str(count))}}"
             source = photo.with_name(stem + photo.suffix)
-            name = photo.with_name(f"{stem}.png")
-            if name in items:  # a.jpg and a.bmp: the second result is a.bmp.png
-                name = photo.with_name(f"{source.name}.png")
-            items[name] = Item(name, file, source, page if count > 1 else None)
-    return list(items.values())
+            name, longer = photo.with_name(f"{stem}.png"), source.name
+            # a.jpg and a.bmp, or A.bmp on disks without cases: the second result is a.bmp.png.
+            while comparable(str(name)) in taken:
+                longer += ".png"
+                name = photo.with_name(longer)
+            taken.add(comparable(str(name)))
+            items.append(Item(name, file, source, page if count > 1 else None))
+    return items
 
 
 def _print_error(error: object, path: Path) -> None:

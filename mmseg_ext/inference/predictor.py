@@ -112,6 +112,8 @@ class Predictor:
         self.batch_size, self.urls = batch_size, urls
         if overlap is None:
             overlap = (tile or 0) // 8
+        if tile is not None and tile < 1:
+            raise ValueError(f"tile={tile}: must be at least 1; for complete images pass no tile")
         if tile is not None and not 0 <= overlap < tile:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
         if batch_size < 1:

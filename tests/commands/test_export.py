@@ -124,12 +124,19 @@ def test_a_missing_extra_names_the_package_of_an_installation(tmp_path, monkeypa
 
 
 def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
-    """In a process without mmseg; EXIF orientation is applied, and results replace no image."""
+    """In a process without mmseg; EXIF orientation is applied, and results replace no image.
+
+    Photos of other kinds are counted, and each photo without a result is one line.
+    """
     folder, out, weights = tmp_path / "images", tmp_path / "model.onnx", tmp_path / "weights.pth"
     random = np.random.RandomState(0)
     save(folder / "a.png", random_image(random, (96, 96)))
     save(folder / "b.png", random_image(random, (110, 70)), orientation=6)  # 90 degrees clockwise
     (folder / "broken.jpg").write_bytes(b"\xff\xd8 no image")
+    for name in ("D.png", "d.bmp"):
+        save(folder / name, random_image(random, (9, 9)))
+    (folder / "empty.png").touch()
+    (folder / "phone.heic").touch()
     (folder / "._a.png").write_bytes(b"of macOS")
     (folder / "c.png").mkdir()
     (folder / "notes.txt").write_text("no image")
@@ -151,8 +158,11 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
     )
     words = [sys.executable, "-c", code]
     result = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 1 and "broken.jpg" in result.stderr
-    assert "2 of 3 images" in result.stdout
+    assert result.returncode == 1
+    shown = result.stderr.splitlines()  # nothing of OpenCV
+    assert len(shown) == 3 and "1 .heic" in shown[0]
+    assert "broken.jpg: does not decode" in shown[1] and "empty.png: is empty" in shown[2]
+    assert "4 of 6 images" in result.stdout and (folder / "labels/d.bmp.png").is_file()
     predictor = Predictor(model)
     for name in ("a.png", "b.png"):
         labels = np.asarray(Image.open(folder / "labels" / name))
@@ -160,7 +170,8 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         assert len(np.unique(labels)) > 1
 
     find, example = map(runpy.run_path(EXAMPLE).get, ("find", "main"))
-    assert [path.name for path in find(folder)] == ["a.png", "b.png", "broken.jpg"]
+    names = ["D.png", "a.png", "b.png", "broken.jpg", "d.bmp", "empty.png"]
+    assert [path.name for path in find(folder)] == names
     capsys.readouterr()
     (tmp_path / "a.onnx").write_bytes(b"broken")
     for file, images, told in (

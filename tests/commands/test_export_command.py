@@ -61,9 +61,18 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
     assert len(told["classes"]) == len(told["palette"]) == 6
     assert told["mean"] == pytest.approx([123.675, 116.28, 103.53])
 
+    (folder / "a.png").write_bytes(b"")
+    (folder / "deep/1.png").write_bytes(b"damaged")
     assert run("export", [*words, "--shape", "32", "48"]) == 0
-    names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "1.png", "2.png")]
-    assert compared(capsys.readouterr().out) == names
+    names = [f"{name}, 1x3x32x48" for name in ("random", "0.png", "2.png", "3.png")]
+    captured = capsys.readouterr()
+    assert compared(captured.out) == names
+    assert lines_with(captured.err, "warning", f"{folder}/a.png")
+    assert lines_with(captured.err, "warning", f"{folder}/deep/1.png")
+    for path in (folder / "deep").iterdir():
+        path.unlink()
+    assert run("export", words) == 1
+    assert lines_with(capsys.readouterr().err, f"--images {folder}")
 
 
 def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):

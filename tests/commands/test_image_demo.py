@@ -96,6 +96,29 @@ def test_results_beside_the_images(folder, checkpoint, tmp_path, monkeypatch):
         assert Path(out, "labels/a.png").is_file()
 
 
+def test_names_that_a_disk_lacks_stop_no_other_photo(tmp_path, capsys, checkpoint):
+    """Too long with the ending of a result; two that differ only in case; one that is no UTF-8."""
+    names = ["a" * 251 + ".bmp", "B.png", "b.bmp", "b.bmp.png", os.fsdecode(b"\xff.png"), "z.png"]
+    for name in names:
+        save(tmp_path / "photos" / name, np.zeros((9, 9, 3), np.uint8))
+    words = [str(tmp_path / "photos"), CONFIG, checkpoint, "--out", str(tmp_path / "out")]
+    assert run("image_demo", [*words, "--json", "--csv"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and names[0] in captured.err and "long" in captured.err
+    expected = {"B.png", "b.bmp.png", "b.bmp.png.png", names[4], "z.png"}
+    assert {path.name for path in (tmp_path / "out/labels").iterdir()} == expected | {
+        names[0][:-4] + ".png"
+    }
+    assert (tmp_path / "out/classes.csv").read_bytes().count(b"\n") == 1 + len(expected)
+
+
+def test_a_disk_that_cannot_be_written_stops_the_run(folder, checkpoint, tmp_path, capsys):
+    (tmp_path / "out").write_bytes(b"")
+    words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out")]
+    assert run("image_demo", words) == 1
+    assert lines_with(capsys.readouterr().err, tmp_path / "out", "cannot be written")
+
+
 def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
     save(folder / "one.png", np.zeros((1, 1, 3), np.uint8))
     words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out"), "--max-pixels"]

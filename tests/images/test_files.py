@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 from mmseg_ext.datasets import CheckedLoadImage
 from mmseg_ext.datasets import image_loading as module  # a process warns once for a kind of file
 from mmseg_ext.errors import UnreadableFileError
-from mmseg_ext.images.files import decode, orientation, read, read_photo  # of any picture
+from mmseg_ext.images.files import decode, image_files, orientation, read, read_photo
 from mmseg_ext.images.values import (
     any_size,
     image_size,
@@ -28,7 +28,7 @@ from mmseg_ext.images.values import (
     tiff_images,
 )
 from mmseg_ext.images.values import turned as turned_values
-from tests.messages import raises_message
+from tests.messages import raises_message, warns_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
 NOISE = np.random.RandomState(0).randint(0, 256, (40, 48, 6), dtype=U8)
@@ -200,7 +200,16 @@ REFUSED = {
         first(NOISE).reshape(2, 3, 40, 48), imagej=True, metadata={"axes": "ZCYX"}
     ),
     ".* of 4-bit integers requires the 'imagecodecs' package": packed(4),
-    r"does not decode \(4 bytes\)": b"II*\0",
+    r"does not decode \(4 bytes\); get it again": b"II*\0",
+    r"does not decode \(0 bytes\)": b"",
+    "is HEIC or AVIF; save": b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic",
+    "is DICOM; save": bytes(128) + b"DICM\2\0",
+    "is a text, such as a web page; get": b"\n<!DOCTYPE html><html>",
+    "is compressed; unpack": b"\x1f\x8b\x08\0",
+    # Only the pixels without a value are outside of 0 to 1.
+    "has float32 values from 0.25 to 0.5, .* --value-range 0 1 ": tiff(
+        np.array([[np.nan, 0.25, 0.5]], F32)
+    ),
 }
 
 
@@ -284,8 +293,9 @@ def test_other_options_of_mmcv_stay(tmp_path):
     loader = CheckedLoadImage(True, "grayscale", value_range=(0, 4095))
     found = loader.transform({"img_path": "", "content": data})["img"]
     assert found.dtype == np.float32 and np.array_equal(found, GRAY)
-    with pytest.raises(UnreadableFileError, match=r"value_range=.*: give"):
-        load(data, 1, (5, 5))
+    for limits in ((5, 5), (9, 5), (5,), 5, (0, 1, 2), ((0, 1), (2, 3))):
+        with pytest.raises(UnreadableFileError, match=r"value_range=.*: give"):
+            load(data, 1, limits)
 
 
 STACKS = {  # the shape of the values, how tifffile writes them, and the axes in the order of images
@@ -455,6 +465,16 @@ def test_a_pointer_of_git_lfs_is_named(name, tmp_path):
     for reader in (read_photo, lambda path: load(path.read_bytes())):
         with raises_message(UnreadableFileError, "Git LFS", todo="git lfs pull"):
             reader(tmp_path / name)
+
+
+def test_photos_of_other_kinds_are_counted(tmp_path):
+    for name in ("a.png", "b.HEIC", "b.json", "deep/c.heic", "deep/d.NEF"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with warns_message(UserWarning, "1 .heic", where=tmp_path, todo="PNG"):
+        assert image_files(tmp_path) == [tmp_path / "a.png"]
+    with warns_message(UserWarning, "2 .heic", "1 .nef", where=tmp_path):
+        image_files(tmp_path, recursive=True)
 
 
 def test_a_photo_has_all_that_its_file_declares(tmp_path):

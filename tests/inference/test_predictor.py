@@ -317,6 +317,8 @@ def test_tiles_fill_the_image_up_to_the_middle_of_their_overlap(model):
     for overlap in (-1, 40):
         with pytest.raises(ValueError, match="tile=40"):
             mmseg_ext.Predictor(model, tile=40, overlap=overlap)
+    with raises_message(ValueError, 1, where="tile=0", todo=True):
+        mmseg_ext.Predictor(model, tile=0)
 
 
 def test_bfloat16(model):
