@@ -1640,8 +1640,10 @@ def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
     random = np.random.RandomState(0)
     centers = np.stack(np.meshgrid(np.arange(40) + 0.5, np.arange(30) + 0.5), -1).reshape(-1, 2)
     save_images(tmp_path / "images", 4)
-    write_labelme(tmp_path / "masks/00.json", dict(points=[[-9, -9], [-1, -9], [-5, -1]]))
+    outside, square = [[-9, -9], [-1, -9], [-5, -1]], [[2, 3], [9, 3], [9, 8], [2, 8]]
+    write_labelme(tmp_path / "masks/00.json", dict(points=outside), dict(points=square))
     expected = [np.zeros((30, 40), bool)]
+    expected[0][3:8, 2:9] = True
     for i, corners in enumerate((3, 5, 8), start=1):
         points = random.normal((20, 15), spread, (corners, 2))
         write_labelme(tmp_path / f"masks/{i:02d}.json", dict(points=points.tolist()))
