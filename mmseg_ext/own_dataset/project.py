@@ -387,7 +387,7 @@ def _note_on_changed(items: Sequence[Item], names: Sequence[str], notes: Notes) 
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]
                 moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
     had, has = moved.any(1), moved.any(0)  # pixels
-    changed = np.flatnonzero(had & has & (moved.diagonal() == 0)).tolist()
+    changed = np.flatnonzero(had & has & (moved.diagonal() == 0))
     if own := [str(names[i]) for i in changed.tolist() if i != IGNORED]:
         text = f"{join_names(own)}: no pixel of the last run is left, others came; a checkpoint"
         notes.add(Rank.SCORE, f"{text} trained before means other classes, so train again")
