@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mmseg_ext.reports.page import report
     from mmseg_ext.runs import test, train
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 
 __all__ = [
     "Predictor",
