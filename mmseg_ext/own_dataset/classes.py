@@ -327,7 +327,7 @@ def assign_classes(
                 f"--classes names {len(classes)} classes, but there are {values}: {found}; give "
                 "one name per value, or --ignore values"
             )
-    # Names that are ignored are no classes, and get no numbers.
+    # Ignored names get no number.
     kept = [name for name in classes if name not in named]
     number_of = {name: i for i, name in enumerate(kept)}
     of_text = dict.fromkeys(texts, IGNORED)

@@ -24,8 +24,8 @@ from PIL import Image, ImageOps
 from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
-from mmseg_ext.images.files import read, read_bytes
-from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared
+from mmseg_ext.images.files import files_below, read, read_bytes
+from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared, other_photos
 from mmseg_ext.own_dataset.annotations.reader import (
     BACKGROUND,
     IndexMap,
@@ -91,6 +91,9 @@ def make_project(
     """
     data, notes = folder / "data", Notes()
     items = list_items(images, reader, data)
+    masks = {path for annotation in reader.annotations for path in annotation.paths}
+    others = other_photos(path for path in files_below(images) if path not in masks)
+    notes.add(Rank.SCORE, others, images)
     for line in pair(items, reader):
         notes.add(Rank.LEFT_OUT, line)
     earlier = earlier_splits(usable(items), data)
@@ -387,8 +390,8 @@ def _note_on_changed(items: Sequence[Item], names: Sequence[str], notes: Notes) 
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]
                 moved += np.bincount(pairs.ravel(), minlength=moved.size).reshape(moved.shape)
     had, has = moved.any(1), moved.any(0)  # pixels
-    changed = np.flatnonzero(had & has & (moved.diagonal() == 0))
-    if own := [str(names[i]) for i in changed.tolist() if i != IGNORED]:
+    changed = np.flatnonzero(had & has & (moved.diagonal() == 0)).tolist()
+    if own := [str(names[i]) for i in changed if i != IGNORED]:
         text = f"{join_names(own)}: no pixel of the last run is left, others came; a checkpoint"
         notes.add(Rank.SCORE, f"{text} trained before means other classes, so train again")
 

@@ -861,6 +861,18 @@ def test_transparent_pixels_are_background(tmp_path):
     assert Config.fromfile(tmp_path / "project/config.py").palette == (COLORS + 9).tolist()
 
 
+def test_photos_of_other_kinds_are_a_note(tmp_path, capsys):
+    """They are not read; GIFs that are masks are."""
+    flags = write_sources(tmp_path, 3)
+    assert run(tmp_path, *flags) == 0
+    assert not lines_with(capsys.readouterr().out, ".heic")
+    for name in ("a.heic", "b.HEIC", "c.gif"):
+        (tmp_path / "images" / name).write_bytes(b"")
+    assert run(tmp_path, *flags) == 0
+    (note,) = lines_with(capsys.readouterr().out, ".heic")
+    check_message(note, 2, where=f"note: {tmp_path / 'images'}", todo="PNG")
+
+
 @pytest.mark.parametrize("few", [8, 3])
 def test_photos_that_are_masks_are_a_note(few, tmp_path, capsys):
     """As another version of the masks, whose names fit better than those of the photos."""

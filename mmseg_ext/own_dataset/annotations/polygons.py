@@ -270,7 +270,7 @@ def _run_pixels(run_lengths: Mapping[str, Any], size: Size) -> np.ndarray:
     the third number on these are differences from the number before the last.
 
     Raises:
-        ValueError: unless they are those of the image's pixels.
+        ValueError: unless they have as many pixels as the image.
     """
     counts = run_lengths["counts"]
     require_size(tuple(run_lengths.get("size", size)), [size])  # before such an array exists
