@@ -37,3 +37,8 @@ def test_what_a_document_names_exists(document):
     assert not {name for name in files if not (ROOT / name).exists()}
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)
     assert not [link for link in links if not (document.parent / link).exists()]
+
+
+def test_the_readme_names_the_two_commands_for_a_fresh_clone():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "`make demo`" in text and "`make test`" in text
