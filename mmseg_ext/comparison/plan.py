@@ -230,18 +230,18 @@ def make_plan(
     stored = _read_plan(out, {"iterations": iterations, "minutes": minutes, "counted": counted})
     plan = Plan(
         out,
-        models,
-        columns,
-        [*seeds],
-        [*rates],
-        ["test", "tta"] if tta else ["test"],
-        [*metrics],
-        iterations,
-        minutes,
-        stored.get("threads", threads),
-        cfgs,
-        stored.get("costs", {}),
-        [],
+        models=models,
+        data=columns,
+        seeds=[*seeds],
+        rates=[*rates],
+        tests=["test", "tta"] if tta else ["test"],
+        metrics=[*metrics],
+        iterations=iterations,
+        minutes=minutes,
+        threads=stored.get("threads", threads),
+        configs=cfgs,
+        costs=stored.get("costs", {}),
+        notes=[],
     )
     for (column, model), cfg in cfgs.items():
         _prepare(cfg, evaluators[column], any(rate != 1 for rate in rates))
@@ -252,17 +252,22 @@ def make_plan(
                 f"{path}: has runs of other settings than {cfg.filename} has now; set another --out"
             )
         write_text(cfg.pretty_text, path)
-    has_budget = iterations is not None or minutes is not None
-    for column in columns:
-        lines = differing_settings({model: cfgs[column, model] for model in models}, has_budget)
-        plan.notes += [line for line in lines if line not in plan.notes]
-        cfg = cfgs[column, models[0]]
-        if len(rates) > 1 and _datasets(cfg, "val")[0] == _datasets(cfg, "test")[0]:
-            plan.notes.append(
-                f"{column}: the images that choose the rate are tested, too, so scores are too "
-                "high; set a test split"
-            )
+    plan.notes = _notes(plan)
     return plan
+
+
+def _notes(plan: Plan) -> list[str]:
+    """Return lines on what differs between the models, and on a rate that test images choose."""
+    notes: dict[str, None] = {}  # in their order, each one once
+    has_budget = plan.iterations is not None or plan.minutes is not None
+    for column in plan.data:
+        own = {model: plan.configs[column, model] for model in plan.models}
+        notes |= dict.fromkeys(differing_settings(own, has_budget))
+        cfg = own[plan.models[0]]
+        if len(plan.rates) > 1 and _datasets(cfg, "val")[0] == _datasets(cfg, "test")[0]:
+            text = f"{column}: the images that choose the rate are tested, too, so scores are too"
+            notes[f"{text} high; set a test split"] = None
+    return [*notes]
 
 
 def counted_metrics(metrics: Sequence[str]) -> list[str]:

@@ -102,14 +102,8 @@ class Predictor:
             raise ValueError(f"weights: {weights_or_tta} and {weights}; pass one of them")
         else:
             weights = weights_or_tta
-        if not isinstance(model, nn.Module):
-            model = get_model(model, weights is None, weights, device or "cpu")
-        elif weights is not None or device is not None:
+        if isinstance(model, nn.Module) and (weights is not None or device is not None):
             raise ValueError("weights, device: the model is built; pass its name or its config")
-        meta: Any = model.dataset_meta
-        self.classes: tuple[str, ...] = tuple(meta["classes"])
-        self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
-        self.batch_size, self.urls = batch_size, urls
         if overlap is None:
             overlap = (tile or 0) // 8
         if tile is not None and tile < 1:
@@ -118,26 +112,38 @@ class Predictor:
             raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        self.batch_size, self.urls = batch_size, urls
         self.scores, self.confidence = scores, confidence
         self.tile, self.overlap = tile, overlap
-        config: Any = model.cfg
+
+        # The network.
+        network: Any = model
+        if not isinstance(model, nn.Module):
+            network = get_model(model, weights is None, weights, device or "cpu")
+        config, meta = network.cfg, network.dataset_meta
+        self.classes: tuple[str, ...] = tuple(meta["classes"])
+        self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
         if fast:
-            model = fast_copy(model)
-        self.model: Any = model
-        self._merge: Any = "probs" if getattr(model, "out_channels", 0) == 1 else "logits"
-        pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+            network = fast_copy(network)
+        self.model: Any = network
+        self._merge: Any = "probs" if getattr(network, "out_channels", 0) == 1 else "logits"
+        if tta:
+            self._merge = (config.get("tta_model") or {}).get("merge", "probs")
+            self.model = StreamingSegTTAModel(network, self._merge)
+        self.model.eval()
+        self._autocast = bfloat16_autocast(next(network.parameters()).device, enabled=amp)
+
+        # How it sees images, and what a result needs of the config.
         self.seen = read_seen(config)
         self._is_told = False  # that an image is at another scale
-        if tta:
-            pipeline = config.tta_pipeline
-            self._merge = (config.get("tta_model") or {}).get("merge", "probs")
-            self.model = StreamingSegTTAModel(model, self._merge)
-        self.model.eval()
-        self._autocast = bfloat16_autocast(next(model.parameters()).device, enabled=amp)
         self.channels = input_channels(config.model)
         self._rgb_bands = config.get("rgb_bands")
         # Pixels that an object of a class needs, by the objects of the training labels.
         self.min_area: dict[str, float] = dict(config.get("min_area") or {})
+
+        # The pipeline: its first transform, which loads the image, and the others.
+        dataset = next(inner_datasets(config.test_dataloader.dataset))
+        pipeline = config.tta_pipeline if tta else dataset["pipeline"]
         first: dict[str, Any] = pipeline[0]
         kind: Any = TRANSFORMS.get(type_name(first))
         if kind is not None and issubclass(kind, LoadImageFromFile):  # else of another package
@@ -246,26 +252,19 @@ class Predictor:
             data = self._read(image)
             pixels = data["img"]
             size = pixels.shape[:2]
-            height, width = size
             transform: Any = self._transform
-            if self.tile is not None:
-                height, width = self.seen.nearest(height, width)
+            if self.tile is not None:  # each part is scaled as its image
                 with _resizing(data):
                     channels = np.atleast_3d(pixels).shape[2]
-                    transform = Compose(resized_as(self._settings, height, width, channels))
-            # The tiles of rows and columns, each with the part that it fills: up to the middle of
-            # what it shares with its neighbors.
-            axes = []
-            for length in size:
-                tile = self.tile or length
-                spans = window_spans(length, tile, tile - self.overlap)
-                middles = [(start + stop) // 2 for (_, stop), (start, _) in pairwise(spans)]
-                filled = pairwise([0, *middles, length])
-                axes.append([(slice(*a), slice(*b)) for a, b in zip(spans, filled, strict=True)])
+                    settings = resized_as(self._settings, *self.seen.nearest(*size), channels)
+                    transform = Compose(settings)
+            axes = (tile_spans(length, self.tile or length, self.overlap) for length in size)
             windows = list(product(*axes))
             result = None
-            for i, window in enumerate(progress(windows, "predicting tiles", len(windows)), 1):
-                (rows, kept_rows), (columns, kept_columns) = window
+            for i, (of_rows, of_columns) in enumerate(
+                progress(windows, "predicting tiles", len(windows)), 1
+            ):
+                (rows, kept_rows), (columns, kept_columns) = of_rows, of_columns
                 part = np.ascontiguousarray(pixels[rows, columns])
                 shape = {"img_shape": part.shape[:2], "ori_shape": part.shape[:2]}
                 with _resizing(data):
@@ -273,28 +272,38 @@ class Predictor:
                 if result is None:
                     inputs = sample["inputs"]
                     views = inputs if isinstance(inputs, list) else [inputs]
-                    # Width of the network's input per width of the image. Tiles are seen as the
-                    # training images, unless a test-time augmentation changes it.
+                    # Width of the network's input per width of the image.
                     factors = [view.shape[-1] / part.shape[1] for view in views]
-                    if not self._is_told and (self.tile is None or len(views) > 1):
-                        high = (self.seen.image_sides or (0, 0))[1]
-                        todo = f"use --tile {high}, or Predictor(tile={high})"
-                        if note := self.seen.note(height, width, todo, factors):
-                            self._is_told = True
-                            warnings.warn(f"{data['img_path']}: {note}", stacklevel=2)
-                    count = max(2, len(self.classes))  # a foreground has a background
-                    result = Segmentation(
-                        np.empty(size, np.min_scalar_type(len(self.classes) - 1)),
-                        self.classes,
-                        self.palette,
-                        to_picture(pixels, self._rgb_bands),
-                        np.empty((count, *size), np.float16) if self.scores else None,
-                        np.empty(size, np.float16) if self.confidence else None,
-                        1 / factors[0],
-                    )
-                corner = (rows.start, columns.start)
-                last = i == len(windows)
-                yield _Tile(sample, corner, (kept_rows, kept_columns), result, last)
+                    result = self._empty_result(data, factors)
+                corner, kept = (rows.start, columns.start), (kept_rows, kept_columns)
+                yield _Tile(sample, corner, kept, result, last=i == len(windows))
+
+    def _empty_result(self, data: dict, factors: Sequence[float]) -> Segmentation:
+        """Return the result for an image, whose arrays tiles fill; warn once of another scale.
+
+        Args:
+            factors: width of the network's input per width of the image, for each view.
+        """
+        pixels = data["img"]
+        size = pixels.shape[:2]
+        # Tiles are seen as the training images, unless a test-time augmentation changes it.
+        if not self._is_told and (self.tile is None or len(factors) > 1):
+            height, width = size if self.tile is None else self.seen.nearest(*size)
+            high = (self.seen.image_sides or (0, 0))[1]
+            todo = f"use --tile {high}, or Predictor(tile={high})"
+            if note := self.seen.note(height, width, todo, factors):
+                self._is_told = True
+                warnings.warn(f"{data['img_path']}: {note}", stacklevel=3)
+        count = max(2, len(self.classes))  # a foreground has a background
+        return Segmentation(
+            np.empty(size, np.min_scalar_type(len(self.classes) - 1)),
+            self.classes,
+            self.palette,
+            to_picture(pixels, self._rgb_bands),
+            np.empty((count, *size), np.float16) if self.scores else None,
+            np.empty(size, np.float16) if self.confidence else None,
+            1 / factors[0],
+        )
 
     def _results(self, batches: Iterable[list["_Tile"]]) -> Iterator[Segmentation]:
         """Predict batches of tiles, and yield the result of each image when it is complete."""
@@ -357,6 +366,17 @@ class _Tile:
                 result.scores[:, here, columns] = part.transpose(2, 0, 1)
             if result.confidence is not None:
                 result.confidence[here, columns] = part.max(2)
+
+
+def tile_spans(length: int, tile: int, overlap: int) -> list[tuple[slice, slice]]:
+    """Return the tiles of an axis, each with the part of the result that it fills.
+
+    It fills the result up to the middle of what it shares with its neighbors.
+    """
+    spans = window_spans(length, tile, tile - overlap)
+    middles = [(start + stop) // 2 for (_, stop), (start, _) in pairwise(spans)]
+    filled = pairwise([0, *middles, length])
+    return [(slice(*seen), slice(*kept)) for seen, kept in zip(spans, filled, strict=True)]
 
 
 def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
