@@ -182,9 +182,11 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
     next_line = time.monotonic() + _LINES
 
     def say(text: str) -> None:
-        seconds = factor * sum(expected[run] for run in waiting)
+        # A run that takes longer than expected tells the same of those that follow.
+        slower = max([factor, *(job.seconds / expected[job.run] for job in running)])
+        seconds = slower * sum(expected[run] for run in waiting)
         for job in running:
-            seconds += max(0, factor * expected[job.run] - job.seconds)
+            seconds += slower * expected[job.run] - job.seconds
         left = timedelta(seconds=round(seconds / places))
         print(f"[{ended}/{total}] {text}; about {left} left", flush=True)
 

@@ -161,7 +161,7 @@ def predict(
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     files = ResultFiles(out, formats, predictor, classes, pixel_size, min_area, min_area_um2)
     done = 0
-    with contextlib.ExitStack() as stack:
+    with files, contextlib.ExitStack() as stack:
         items: Iterable[Item] = found
         count, add_frame = len(found), None
         if is_video:
@@ -197,7 +197,6 @@ def predict(
                 add_frame(np.asarray(overlay))
         if is_video and not done:
             raise ValueError(f"{images}: no frame decodes; convert the video with ffmpeg")
-    files.write()
     failed = max(0, count - done)
     if is_video and failed:
         _print_error(f"{failed} of {count} frames do not decode", images)
@@ -261,6 +260,8 @@ def _write_png(picture: Image.Image, path: Path) -> None:
 class ResultFiles:
     """Writes maps and `objects/*.geojson` of each image at once, tables and `coco.json` at last.
 
+    As a context it writes the last ones at its end, also after Ctrl-C, of the images until then.
+
     Args:
         folder: where the files are written.
         formats: some of "json", "coco" and "csv".
@@ -307,6 +308,13 @@ class ResultFiles:
         self.rows: list[dict] = []  # of classes.csv
         self.object_rows = io.StringIO(newline="")  # of objects.csv; text needs a tenth of memory
         self.bands = 0  # the most of an image
+
+    def __enter__(self) -> "ResultFiles":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind in (None, KeyboardInterrupt):
+            self.write()
 
     def objects(self, result: Segmentation) -> dict[str, list[SegmentedObject]]:
         """Return the objects of the chosen classes, and count those that are too small."""

@@ -15,7 +15,9 @@ from PIL import Image
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
+from mmseg_ext.images.files import read_photo
 from mmseg_ext.images.values import read_page
+from mmseg_ext.inference import prediction
 from mmseg_ext.inference.georeference import read_georeference
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
@@ -117,6 +119,29 @@ def test_a_disk_that_cannot_be_written_stops_the_run(folder, checkpoint, tmp_pat
     words = [str(folder), CONFIG, checkpoint, "--out", str(tmp_path / "out")]
     assert run("image_demo", words) == 1
     assert lines_with(capsys.readouterr().err, tmp_path / "out", "cannot be written")
+
+
+def test_an_interrupt_keeps_the_tables_of_photos_that_are_done(
+    folder, checkpoint, tmp_path, monkeypatch
+):
+    photos = []
+
+    def interrupted(path, *rest):
+        photos.append(path)
+        if len(photos) == 3:
+            raise KeyboardInterrupt
+        return read_photo(path, *rest)
+
+    monkeypatch.setattr(prediction, "read_photo", interrupted)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        prediction.predict(folder, CONFIG, checkpoint, out, formats=["csv", "coco"])
+    rows = list(csv.DictReader((out / "classes.csv").open()))
+    names = [path.name for path in photos[:2]]
+    assert [row["file_name"] for row in rows] == names
+    content = json.loads((out / "coco.json").read_text())
+    assert [image["file_name"] for image in content["images"]] == names
+    assert {row["file_name"] for row in csv.DictReader((out / "objects.csv").open())} == {*names}
 
 
 def test_large_and_tiny_images(folder, checkpoint, tmp_path, capsys):
