@@ -124,6 +124,7 @@ def _train_shapes(folder: Path, run: str, iterations: int, resume: bool = False)
     changes |= dict(train_dataloader=loader, train_cfg=dict(max_iters=iterations))
     changes |= dict(experiment_name=f"doctor_{run}_{iterations}", log_level="ERROR")
     changes |= dict(default_hooks=dict(checkpoint=dict(interval=2)))
-    changes |= dict(randomness=dict(deterministic=True))
+    # Else mmengine warns that the first one is turned off.
+    changes |= dict(env_cfg=dict(cudnn_benchmark=False), randomness=dict(deterministic=True))
     torch.manual_seed(0)
     build_train_runner("ea_r18_shapes", changes, str(folder / run), resume=resume).train()
