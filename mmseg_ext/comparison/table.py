@@ -293,6 +293,12 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     versions = versions_of(plan)
     if len(versions) > 1:
         notes.append(f"versions: the runs have {len(versions)}; table.json lists them")
+    for data in plan.data:
+        if len(trained_on(plan, data)) > 1:
+            notes.append(
+                f"{data}: images or label maps of the trainings differ, as if files were changed "
+                "between them; for a fair comparison train all again with another --out"
+            )
     for record in records:
         line = f"{record['data']}: {record['model']}"
         of_set, of_first = record["data"] in plan.data, record["model"] == plan.models[0]
@@ -401,6 +407,16 @@ def versions_of(plan: Plan) -> list[dict[str, Any]]:
             if one not in found:
                 found.append(one)
     return found
+
+
+def trained_on(plan: Plan, data: str) -> set[str]:
+    """Return the different data, as far as known, of all starts of the trainings on a data set."""
+    found = set()
+    for run in plan.runs:
+        if run.data == data:
+            records = read_records(run.folder).values()
+            found.update(record.get("training_data", "unknown") for record in records)
+    return found - {"unknown"}  # version 1.0.0 did not record it
 
 
 def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ writes it to `run.json`, and `summary` turns it into the lines that a training l
 """
 
 import contextlib
+import hashlib
 import os
 import platform
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -99,6 +101,7 @@ class RunRecordHook(Hook):
         self._record["folder"] = os.path.abspath(runner.work_dir)  # the config's may be relative
         self._record["iterations"] = runner.max_iters
         self._record["start_iteration"] = runner.iter
+        self._record["training_data"] = describe_data(runner.train_dataloader.dataset)
         self._record["started"] = _now()
         for hook in runner.hooks:
             if isinstance(hook, LeverHook):
@@ -119,6 +122,25 @@ class RunRecordHook(Hook):
         if self._record is not None:
             self._record["ended"] = _now()
             write_record(self._record, runner.log_dir)
+
+
+def describe_data(dataset: Any) -> str:
+    """Return the number of images, and a hash of the names and sizes of their files and labels.
+
+    Equal texts mean equal data also in another folder, unless a file was changed without changing
+    its size: no file is read. Datasets that do not list files are 'unknown'.
+    """
+    found, count = hashlib.sha256(), 0
+    for part in inner_datasets(dataset):
+        if not hasattr(part, "get_data_info"):
+            return "unknown"
+        for i in range(len(part)):
+            info, count = part.get_data_info(i), count + 1
+            for key in ("img_path", "seg_map_path"):
+                path = Path(info.get(key) or "")
+                size = path.stat().st_size if path.is_file() else 0  # or on a server
+                found.update(f"{path.name} {size}\n".encode(errors="surrogateescape"))
+    return f"{count} images, {found.hexdigest()[:16]}"
 
 
 def crops_of(cfg: Config) -> tuple[int, int] | None:

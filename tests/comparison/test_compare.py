@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mmengine.config import Config
+from PIL import Image
 
 import mmseg_ext
 from mmseg_ext import atomic_write, commands
@@ -111,6 +112,10 @@ def settings(folder: Path, out: Path, **more) -> dict:
     )
 
 
+def notes_of(out: Path) -> list[str]:
+    return json.loads((out / "table.json").read_text())["notes"]
+
+
 def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkeypatch, _forked):
     """In a training, in a test, and between both; the other runs go on."""
     (tmp_path / "elsewhere").mkdir()
@@ -155,13 +160,17 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
     assert [r["mean"] for r in of_file] == [r["mean"] for r in records]
     assert all(record["deviation"] is None for record in records)
 
-    # Complete runs are kept; a further seed trains only itself.
+    # Complete runs are kept; a further seed trains only itself, here with a changed label map.
+    assert not any("label maps" in note for note in notes_of(again))
+    label = next((folder / "cells/data/annotations/train").iterdir())
+    Image.open(label).save(label, compress_level=0)
     trained = []
     monkeypatch.setattr(execute, "start", lambda w, o, e: trained.append(w[0]) or Forked(w, o, e))
     more = settings(folder, again) | {"seeds": [0, 1, 2], "data": [folder / "cells"]}
     records = mmseg_ext.compare(**more)
     assert trained == ["train", "test"] * 2
     assert records[0]["deviation"] is not None and records[0]["seeds"].keys() == {0, 1, 2}
+    assert any("cells: images or label maps" in note for note in notes_of(again))
 
 
 def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatch, _forked):

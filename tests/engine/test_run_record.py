@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
+from mmseg.registry import DATASETS
 from torch import nn
 
 from mmseg_ext import commands
 from mmseg_ext.engine import run_record
 from mmseg_ext.engine.batch import batch_settings
-from mmseg_ext.engine.run_record import git_commit, initial_weights
+from mmseg_ext.engine.run_record import describe_data, git_commit, initial_weights
 from tests.engine.runs import ROOT, log_text, train, write_config
 from tests.engine.states import UNVALIDATED, logged
 from tests.messages import lines_with
@@ -49,11 +50,28 @@ def test_the_record_equals_the_output_of_print_config(tmp_path, capsys):
     assert record["versions"]["torch"] == torch.__version__
 
     text, _, printed = shown.rpartition("\n{\n")
+    assert record["training_data"].startswith("8 images, ")
     for key in ("folder", "iterations", "levers", "start_iteration", "started", "ended"):
         del record[key]
+    del record["training_data"]
     assert json.loads("{" + printed) == record
     exec(text, namespace := {})
     assert namespace["optim_wrapper"] == resolved.optim_wrapper.to_dict()
+
+
+def test_the_data_of_a_record_change_with_a_file(tmp_path):
+    """Not with the folder; datasets inside wrappers count, too."""
+    texts = []
+    for name, change in {"a": "", "b": "", "c": "images/3.png", "d": "labels/3.png"}.items():
+        cfg = Config.fromfile(write_config(tmp_path / name))
+        if change:
+            with (tmp_path / name / "data" / change).open("ab") as file:
+                file.write(b"more")
+        settings = dict(type="RepeatDataset", times=2, dataset=cfg.train_dataloader.dataset)
+        texts.append(describe_data(DATASETS.build(settings)))
+    assert texts[0] == texts[1] and len({*texts}) == 3
+    assert all(text.startswith("8 images, ") for text in texts)
+    assert describe_data(torch.utils.data.TensorDataset(torch.zeros(2))) == "unknown"
 
 
 def test_the_commit_is_of_this_project_or_unknown(tmp_path, monkeypatch):
