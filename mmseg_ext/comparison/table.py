@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -293,12 +294,10 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     versions = versions_of(plan)
     if len(versions) > 1:
         notes.append(f"versions: the runs have {len(versions)}; table.json lists them")
-    for data in plan.data:
-        if len(trained_on(plan, data)) > 1:
-            notes.append(
-                f"{data}: images or label maps of the trainings differ, as if files were changed "
-                "between them; for a fair comparison train all again with another --out"
-            )
+    for what, hashes in hashes_of(plan).items():
+        if len(hashes) > 1:
+            todo = "for a fair comparison train all again with another --out"
+            notes.append(f"{what}: differ between the trainings; {todo}")
     for record in records:
         line = f"{record['data']}: {record['model']}"
         of_set, of_first = record["data"] in plan.data, record["model"] == plan.models[0]
@@ -409,14 +408,20 @@ def versions_of(plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
-def trained_on(plan: Plan, data: str) -> set[str]:
-    """Return the different data, as far as known, of all starts of the trainings on a data set."""
-    found = set()
+def hashes_of(plan: Plan) -> dict[str, set[str]]:
+    """Return the different hashes of each set's files and of each own module, over all starts.
+
+    Version 1.0.0 recorded none.
+    """
+    found: dict[str, set[str]] = defaultdict(set)
     for run in plan.runs:
-        if run.data == data:
-            records = read_records(run.folder).values()
-            found.update(record.get("training_data", "unknown") for record in records)
-    return found - {"unknown"}  # version 1.0.0 did not record it
+        for record in read_records(run.folder).values():
+            if "training_data" in record:
+                found[f"images or label maps of {run.data}"].add(record["training_data"])
+            for module in record.get("own_modules", ()):
+                name, _, text = module.partition(": ")
+                found[f"contents of {name}.py"].add(text)
+    return found
 
 
 def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:

@@ -54,6 +54,10 @@ def git_commit() -> str:
         return "unknown"
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
     """Return the settings that determine a run's results, and its software, as JSON values."""
     wrapper = cfg.get("optim_wrapper") or {}
@@ -64,6 +68,11 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
     for name in _PACKAGES:
         if name in sys.modules:
             versions[name] = sys.modules[name].__version__
+    modules = []  # of the user, such as an own head
+    for name in as_list((cfg.get("custom_imports") or {}).get("imports")):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and name.partition(".")[0] not in _PACKAGES:
+            modules.append(f"{name}: sha256 {_digest(Path(file).read_bytes())}")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "config": cfg.filename,
@@ -76,6 +85,7 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
         "deterministic": cfg.get("randomness", {}).get("deterministic", False),
         "git_commit": git_commit(),
         "versions": versions,
+        "own_modules": modules,
         "devices": gpus or [f"CPU, {torch.get_num_threads()} threads"],
         "host": platform.node(),
     }
@@ -130,7 +140,8 @@ def describe_data(dataset: Any) -> str:
     Equal texts mean equal data also in another folder, unless a file was changed without changing
     its size: no file is read. Datasets that do not list files are 'unknown'.
     """
-    found, count = hashlib.sha256(), 0
+    lines: list[str] = []
+    count = 0
     for part in inner_datasets(dataset):
         if not hasattr(part, "get_data_info"):
             return "unknown"
@@ -139,8 +150,9 @@ def describe_data(dataset: Any) -> str:
             for key in ("img_path", "seg_map_path"):
                 path = Path(info.get(key) or "")
                 size = path.stat().st_size if path.is_file() else 0  # or on a server
-                found.update(f"{path.name} {size}\n".encode(errors="surrogateescape"))
-    return f"{count} images, {found.hexdigest()[:16]}"
+                lines.append(f"{path.name} {size}")
+    text = "\n".join(lines)
+    return f"{count} images, sha256 {_digest(os.fsencode(text))}"
 
 
 def crops_of(cfg: Config) -> tuple[int, int] | None:

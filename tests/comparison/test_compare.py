@@ -160,8 +160,11 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
     assert [r["mean"] for r in of_file] == [r["mean"] for r in records]
     assert all(record["deviation"] is None for record in records)
 
-    # Complete runs are kept; a further seed trains only itself, here with a changed label map.
-    assert not any("label maps" in note for note in notes_of(again))
+    # Complete runs are kept; a further seed trains only itself, here with a changed label map and
+    # head.
+    assert not any("differ between" in note for note in notes_of(again))
+    head = folder / "authors_head.py"
+    head.write_text(head.read_text() + "# changed\n")
     label = next((folder / "cells/data/annotations/train").iterdir())
     Image.open(label).save(label, compress_level=0)
     trained = []
@@ -170,7 +173,9 @@ def test_a_comparison_that_is_killed_has_the_same_table(folder, tmp_path, monkey
     records = mmseg_ext.compare(**more)
     assert trained == ["train", "test"] * 2
     assert records[0]["deviation"] is not None and records[0]["seeds"].keys() == {0, 1, 2}
-    assert any("cells: images or label maps" in note for note in notes_of(again))
+    changed = [note for note in notes_of(again) if "differ between" in note]
+    assert len(changed) == 2 and lines_with("\n".join(changed), "label maps of cells")
+    assert lines_with("\n".join(changed), "authors_head.py")
 
 
 def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatch, _forked):
