@@ -30,7 +30,7 @@ from mmseg_ext.engine.amp import default_dtype
 from mmseg_ext.engine.batch import batch_settings
 from mmseg_ext.engine.config import as_list, crop_size, inner_datasets, type_name
 from mmseg_ext.errors import LaunchError
-from mmseg_ext.reports.records import write_record
+from mmseg_ext.reports.records import read_records, write_record
 
 _PACKAGES = ("mmseg_ext", "torch", "numpy", "mmengine", "mmcv", "mmseg", "mmdet", "mmpretrain")
 _FROM_SCRATCH = (
@@ -116,10 +116,28 @@ class RunRecordHook(Hook):
         for hook in runner.hooks:
             if isinstance(hook, LeverHook):
                 self._record["levers"] = hook.used
+        if runner.iter > 0:
+            self._warn_of_changes(runner)
         self._write(runner)
         write_text(runner.cfg.pretty_text, Path(runner.log_dir, "config.py"))
         for line in summary(runner, self._record):
             runner.logger.info(line)
+
+    def _warn_of_changes(self, runner) -> None:
+        """Warn if a resumed run continues with other images, label maps or modules than before."""
+        assert self._record is not None
+        try:
+            records = [*read_records(runner.work_dir).values()]
+        except ValueError as error:  # no reason to stop the run
+            runner.logger.warning(error)
+            return
+        for key in ("training_data", "own_modules"):
+            before = records[-1].get(key) if records else None
+            if before not in (None, self._record[key]):
+                runner.logger.warning(
+                    f"{key}: {self._record[key]}, but {before} at the last start, so the run is "
+                    "not the same as without a stop"
+                )
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         checkpoint["meta"]["crop_size"] = crops_of(runner.cfg)  # for `SameData`
