@@ -166,9 +166,10 @@ def describe_data(dataset: Any) -> str:
         for i in range(len(part)):
             info, count = part.get_data_info(i), count + 1
             for key in ("img_path", "seg_map_path"):
-                path = Path(info.get(key) or "")
-                size = path.stat().st_size if path.is_file() else 0  # or on a server
-                lines.append(f"{path.name} {size}")
+                path, size = str(info.get(key) or ""), 0
+                with contextlib.suppress(OSError):  # of a server, without labels
+                    size = os.stat(path).st_size
+                lines.append(f"{Path(path).name} {size}")
     text = "\n".join(lines)
     return f"{count} images, sha256 {_digest(os.fsencode(text))}"
 
