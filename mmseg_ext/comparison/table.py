@@ -291,10 +291,11 @@ def _same_images(one: Images, other: Images) -> bool:
 def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     """Write the table as HTML, CSV, LaTeX and JSON to the plan's folder; return the files."""
     notes = [*plan.notes]
-    versions = versions_of(plan)
+    starts = [(run, one) for run in plan.runs for one in read_records(run.folder).values()]
+    versions = versions_of(starts)
     if len(versions) > 1:
         notes.append(f"versions: the runs have {len(versions)}; table.json lists them")
-    for what, hashes in hashes_of(plan).items():
+    for what, hashes in hashes_of(starts).items():
         if len(hashes) > 1:
             todo = "for a fair comparison train all again with another --out"
             notes.append(f"{what}: differ between the trainings; {todo}")
@@ -396,31 +397,31 @@ def csv_text(records: Sequence[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
-def versions_of(plan: Plan) -> list[dict[str, Any]]:
+Starts = Sequence[tuple[Run, dict[str, Any]]]  # the record of each start of a training
+
+
+def versions_of(starts: Starts) -> list[dict[str, Any]]:
     """Return the different commits and versions of packages of the trainings."""
     found = []
-    for run in plan.runs:
-        for record in read_records(run.folder).values():
-            one = {"commit": record["git_commit"], "devices": record["devices"]}
-            one |= record["versions"]
-            if one not in found:
-                found.append(one)
+    for _, record in starts:
+        one = {"commit": record["git_commit"], "devices": record["devices"]}
+        one |= record["versions"]
+        if one not in found:
+            found.append(one)
     return found
 
 
-def hashes_of(plan: Plan) -> dict[str, set[str]]:
-    """Return the different hashes of each set's files and of each own module, over all starts.
+def hashes_of(starts: Starts) -> dict[str, set[str]]:
+    """Return the different hashes of each set's files and of each own module.
 
     Version 1.0.0 recorded none.
     """
     found: dict[str, set[str]] = defaultdict(set)
-    for run in plan.runs:
-        for record in read_records(run.folder).values():
-            if "training_data" in record:
-                found[f"images or label maps of {run.data}"].add(record["training_data"])
-            for module in record.get("own_modules", ()):
-                name, _, text = module.partition(": ")
-                found[f"contents of {name}.py"].add(text)
+    for run, record in starts:
+        if "training_data" in record:
+            found[f"images or label maps of {run.data}"].add(record["training_data"])
+        for name, text in record.get("own_modules", {}).items():
+            found[f"contents of {name}.py"].add(text)
     return found
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.optim import OptimWrapper, OptimWrapperDict
@@ -68,11 +69,12 @@ def describe_run(cfg: Config, world_size: int, seed: int | None) -> dict:
     for name in _PACKAGES:
         if name in sys.modules:
             versions[name] = sys.modules[name].__version__
-    modules = []  # of the user, such as an own head
+    modules = {}  # of the user, such as an own head
     for name in as_list((cfg.get("custom_imports") or {}).get("imports")):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file and name.partition(".")[0] not in _PACKAGES:
-            modules.append(f"{name}: sha256 {_digest(Path(file).read_bytes())}")
+            with contextlib.suppress(OSError):  # inside a zip file, or removed since
+                modules[name] = f"sha256 {_digest(Path(file).read_bytes())}"
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "config": cfg.filename,
@@ -107,37 +109,21 @@ class RunRecordHook(Hook):
     def before_train(self, runner) -> None:
         if not is_main_process():
             return
-        self._record = describe_run(runner.cfg, runner.world_size, runner.seed)
-        self._record["folder"] = os.path.abspath(runner.work_dir)  # the config's may be relative
-        self._record["iterations"] = runner.max_iters
-        self._record["start_iteration"] = runner.iter
-        self._record["training_data"] = describe_data(runner.train_dataloader.dataset)
-        self._record["started"] = _now()
+        self._record = record = describe_run(runner.cfg, runner.world_size, runner.seed)
+        record["folder"] = os.path.abspath(runner.work_dir)  # the config's may be relative
+        record["iterations"] = runner.max_iters
+        record["start_iteration"] = runner.iter
+        record["training_data"] = describe_data(runner.train_dataloader.dataset)
+        record["started"] = _now()
         for hook in runner.hooks:
             if isinstance(hook, LeverHook):
-                self._record["levers"] = hook.used
+                record["levers"] = hook.used
         if runner.iter > 0:
-            self._warn_of_changes(runner)
+            warn_of_changes(runner, record)
         self._write(runner)
         write_text(runner.cfg.pretty_text, Path(runner.log_dir, "config.py"))
-        for line in summary(runner, self._record):
+        for line in summary(runner, record):
             runner.logger.info(line)
-
-    def _warn_of_changes(self, runner) -> None:
-        """Warn if a resumed run continues with other images, label maps or modules than before."""
-        assert self._record is not None
-        try:
-            records = [*read_records(runner.work_dir).values()]
-        except ValueError as error:  # no reason to stop the run
-            runner.logger.warning(error)
-            return
-        for key in ("training_data", "own_modules"):
-            before = records[-1].get(key) if records else None
-            if before not in (None, self._record[key]):
-                runner.logger.warning(
-                    f"{key}: {self._record[key]}, but {before} at the last start, so the run is "
-                    "not the same as without a stop"
-                )
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         checkpoint["meta"]["crop_size"] = crops_of(runner.cfg)  # for `SameData`
@@ -161,10 +147,11 @@ def describe_data(dataset: Any) -> str:
     lines: list[str] = []
     count = 0
     for part in inner_datasets(dataset):
-        if not hasattr(part, "get_data_info"):
+        if not isinstance(part, BaseDataset):
             return "unknown"
+        count += len(part)
         for i in range(len(part)):
-            info, count = part.get_data_info(i), count + 1
+            info = part.get_data_info(i)
             for key in ("img_path", "seg_map_path"):
                 path, size = str(info.get(key) or ""), 0
                 with contextlib.suppress(OSError):  # of a server, without labels
@@ -172,6 +159,21 @@ def describe_data(dataset: Any) -> str:
                 lines.append(f"{Path(path).name} {size}")
     text = "\n".join(lines)
     return f"{count} images, sha256 {_digest(os.fsencode(text))}"
+
+
+def warn_of_changes(runner: Any, record: dict) -> None:
+    """Warn if a resumed run continues with other images, label maps or modules than before."""
+    try:
+        *_, last = read_records(runner.work_dir).values() or [{}]
+    except ValueError as error:  # no reason to stop the run
+        runner.logger.warning(error)
+        return
+    for key in ("training_data", "own_modules"):
+        if last.get(key) not in (None, record[key]):
+            runner.logger.warning(
+                f"{key}: {record[key]}, but {last[key]} at the last start, so the run is not the "
+                "same as without a stop"
+            )
 
 
 def crops_of(cfg: Config) -> tuple[int, int] | None:

@@ -292,6 +292,8 @@ def _facts(record: dict[str, Any]) -> dict[str, str]:
     facts.pop("versions", None)
     texts = {}
     for name, value in facts.items():
+        if isinstance(value, dict):
+            value = [f"{key}={part}" for key, part in value.items()]
         texts[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return texts
 

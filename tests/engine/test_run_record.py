@@ -74,7 +74,7 @@ def test_the_data_of_a_record_change_with_a_file(tmp_path):
     assert describe_data(torch.utils.data.TensorDataset(torch.zeros(2))) == "unknown"
 
 
-def test_a_resume_with_other_files_is_told(tmp_path):
+def test_a_resume_with_other_files_is_told(tmp_path, monkeypatch):
     """Of labels and of the user's module; a damaged record does not stop the run."""
     config, work = write_config(tmp_path, UNVALIDATED), tmp_path / "work"
     module = tmp_path / "own.py"
@@ -85,7 +85,8 @@ def test_a_resume_with_other_files_is_told(tmp_path):
     config.write_text(text)
     words = [str(config), "--work-dir", str(work), "--cfg-options", "train_cfg.max_iters="]
     train([*words[:-1], words[-1] + "1"])
-    train([*words[:-1], words[-1] + "2", "--resume"])
+    monkeypatch.chdir(tmp_path / "data")  # a relative work directory from another folder
+    train([words[0], words[1], "../work", words[3], words[4] + "2", "--resume"])
     assert "at the last start" not in log_text(work)
     module.write_text("# changed")
     with (tmp_path / "data/labels/3.png").open("ab") as file:
@@ -93,7 +94,8 @@ def test_a_resume_with_other_files_is_told(tmp_path):
     train([*words[:-1], words[-1] + "3", "--resume"])
     log = log_text(work)
     assert lines_with(log, "training_data: 8 images", "at the last start")
-    assert lines_with(log, "own_modules: ", "own: sha256", "at the last start")
+    assert lines_with(log, "own_modules: ", "'own': 'sha256", "at the last start")
+    module.unlink()  # it was imported; a module that cannot be read has no hash
     max(work.glob("2*/run.json")).write_text("{")
     train([*words[:-1], words[-1] + "4", "--resume"])
     assert lines_with(log_text(work), "run.json: is damaged")
