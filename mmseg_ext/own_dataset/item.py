@@ -166,7 +166,7 @@ class Item:
     problem: str = ""  # why it is left out, "PATH: REASON"; no later step looks at it
     # Set by `apply_lists`:
     list_file: Path | None = None  # the list that names it
-    # Set by `read_item`:
+    # Set by `_read_item` of project.py:
     size: tuple[int, int] = (0, 0)  # upright: height and width
     orientation: int = 1  # of the file, EXIF's, 1 to 8
     small: Any = None  # a small version of the image, (2, 16, 16)
@@ -174,7 +174,7 @@ class Item:
     colors: int = 0  # different values in its first band
     map: Any = None  # the annotation's pixels, a `StoredMap`
     is_turned: bool = False  # whether the annotation is turned as the photo's file
-    # Set by `set_classes`:
+    # Set by `_find_classes`:
     texts: frozenset[str] = frozenset()  # of its values
     classes: Any = None  # of each index of the map, (N,) uint8
     counts: Any = None  # pixels of each class, at least as many as classes, and of ignored values

@@ -1,21 +1,18 @@
 """Choose training, validation and test set, or the sets of a fold.
 
 Images that stay together, such as copies of a photo, are a unit. Units are ordered by the hashes of
-their names, so more images change no earlier choice. Units with a label that a split
-lacks come first. `splits.json` keeps the choice for further runs.
+their names, so more images change no earlier choice. Units with a label that a split lacks
+come first. `splits.json` keeps the choice for further runs.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,18 +22,12 @@ from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import join_names
 from mmseg_ext.images.files import comparable, read_bytes, same_name
 from mmseg_ext.own_dataset.copies import Link
+from mmseg_ext.own_dataset.groups import add_note_on_divided, connect, find_groups
 from mmseg_ext.own_dataset.item import SPLIT_WORD, Item, Notes, Rank, key_of, usable
 
 SPLITS_FILE = "splits.json"
 _FOLD_TEXT = re.compile(r"([1-9]\d*)/([1-9]\d*)")  # 2/5
 _FOLD = "/fold"  # in this file; no image has this name
-_COUNTED = re.compile(r"(.+?)([ _.(-]+)\d+\)?")  # foot_1, foot (12), scene3_0001
-_YEAR = re.compile(r"(19|20)\d\d")
-_ROBOFLOW = re.compile(r"(_[a-z]{3,4})+\.rf\.[0-9a-zA-Z]+$")  # _png_jpg.rf.fdd7958e
-_LABEL_STUDIO = re.compile(r"(?<![^/])(?=\d*[a-f])[0-9a-f]{8}-")  # 0a1b2c3d-
-# Of frames that follow one another, half are more alike than all but 5 % of frames far from each
-# other. Of fewer than ten neighbors most are, or as alike as frames of a fixed camera.
-_FEW_NEIGHBORS, _LEAST_NEIGHBORS, _LEAST_ALIKE, _FAR, _FIXED = 10, 3, 0.5, 95, 0.98
 
 
 @dataclass(frozen=True)
@@ -97,10 +88,45 @@ def choose_splits(
             raise ValueError(f"--fold {fold}: a folder or a list val is the validation set")
         shares["val"] = 1 / int(fold.partition("/")[2])
 
-    # What stays together: groups by names, and copies of a photo, unless these are most photos.
+    most = (1 - sum(shares.values())) * len(pool)
+    groups = _groups_of(pool, items, rule, copies, most)
+    names = [item.name for item in pool]
+    labels = {item.name: set(item.texts) for item in pool}
+    if fold:
+        chosen = choose_fold(names, labels, shares.get("test", 0), earlier, groups, fold)
+    else:
+        chosen = choose(names, labels, shares, earlier, groups)
+    for item in pool:
+        item.split = chosen[item.name]
+    by_name = {**earlier, **chosen}
+    by_name.update((item.name, str(item.split)) for item in items if item.list_file)
+    if fold:
+        by_name[_FOLD] = fold
+
+    fixed = {split for split in named if split not in divided}
+    rows = rule.group if rule.group.isdigit() else ""
+    add_note_on_divided(items, connect(len(items), copies), fixed, rows, notes)
+    return by_name
+
+
+def _groups_of(
+    pool: Sequence[Item],
+    items: Sequence[Item],
+    rule: SplitRule,
+    copies: Sequence[Link],
+    most: float,
+) -> dict[str, str]:
+    """Return the group of each name in `pool` that stays with others.
+
+    These are the groups of the user's pattern, and copies of a photo. Without a pattern a group of
+    more than `most` images is none.
+
+    Raises:
+        ValueError: if a group is in several splits that folders or lists name; see `find_groups`.
+    """
     names = [item.name for item in pool]
     every = [item.name for item in items]
-    links, most = [], (1 - sum(shares.values())) * len(pool)
+    links: list[Link] = []
     place = {id(item): i for i, item in enumerate(pool)}
     if rule.group:
         most = len(pool)
@@ -123,24 +149,7 @@ def choose_splits(
     numbers = connect(len(names), links)
     sizes = np.bincount(numbers, minlength=1)
     group_of = zip(names, numbers, strict=True)
-    groups = {name: f"/{number}" for name, number in group_of if 1 < sizes[number] <= most}
-
-    labels = {item.name: set(item.texts) for item in pool}
-    if fold:
-        chosen = choose_fold(names, labels, shares.get("test", 0), earlier, groups, fold)
-    else:
-        chosen = choose(names, labels, shares, earlier, groups)
-    for item in pool:
-        item.split = chosen[item.name]
-    by_name = {**earlier, **chosen}
-    by_name.update((item.name, str(item.split)) for item in items if item.list_file)
-    if fold:
-        by_name[_FOLD] = fold
-
-    fixed = {split for split in named if split not in divided}
-    rows = rule.group if rule.group.isdigit() else ""
-    _note_on_names(items, connect(len(items), copies), fixed, rows, notes)
-    return by_name
+    return {name: f"/{number}" for name, number in group_of if 1 < sizes[number] <= most}
 
 
 def label_file(data: Path, split: str, name: str) -> Path:
@@ -164,160 +173,6 @@ def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
             if label_file(data, split, item.name).is_file():
                 found[item.name] = split
     return found
-
-
-def _note_on_names(
-    items: Sequence[Item],
-    copies: np.ndarray,
-    fixed: Collection[str | None],
-    rows: str,
-    notes: Notes,
-) -> None:
-    """Add a note if parts of one thing are in several splits, whatever chose these.
-
-    Such as x_1 and x_2, photos in the folder clip3, and frames that follow one another. `copies`
-    are groups of items that are not counted. `fixed` are splits of folders and lists, and `rows`
-    the number of frames that the user keeps together, if any.
-    """
-    names = [item.name for item in items]
-    todo = "keep them in one split with "
-    if fixed:
-        todo = "the score will be too high: put the files of all splits into one folder, and add "
-
-    def divided(own: Sequence[int]) -> bool:
-        return len({items[i].split for i in own}) > 1
-
-    # Names that differ only by a count, such as x, x_1 and x_2; Roboflow adds a format and a hash.
-    plain = [_ROBOFLOW.sub("", name) for name in names]
-    counted = list(map(_COUNTED.fullmatch, plain))
-    stems = {fit[1] for fit in counted if fit}
-    by_stem: dict[str, list[int]] = defaultdict(list)
-    by_folder: dict[str, list[int]] = defaultdict(list)
-    for i, (name, fit) in enumerate(zip(plain, counted, strict=True)):
-        by_stem[fit[1] if fit and name not in stems else name].append(i)
-        by_folder[names[i].rpartition("/")[0]].append(i)
-    for groups, separator in ((by_stem, ""), (by_folder, "/")):
-        several = {}
-        for key, own in groups.items():
-            # Else numbers begin again in each split, or all are copies.
-            if len({names[i] for i in own}) == len(own) and len(set(copies[own])) > 1:
-                several[key] = own
-        if not _are_alike(items, list(several.values())):
-            # Without a look at the photos only the name shows that it is one thing.
-            several = {key: own for key, own in several.items() if _is_thing(key, own, names)}
-        found = [key for key, own in several.items() if divided(own)]
-        if len(several) < 2 or not found:
-            continue
-        examples = {str(items[i].split): names[i] for i in reversed(several[found[0]])}
-        text = f"photos of {len(found)} of {len(several)} folders"
-        if not separator:
-            text = f"{len(found)} of {len(several)} names that recur with a number"
-            longest = max((names[i] for i in groups[found[0]]), key=len)
-            rest = longest.removeprefix(found[0])  # _1, or Roboflow's _png_jpg.rf.fdd7958e
-            separator = re.split(r"\d|(?<=\.rf\.)", rest)[0]
-        flag = _find_flag(names, groups, found[0], separator)
-        notes.add(
-            Rank.SCORE,
-            f"{text} are in several splits, such as "
-            f"{' and '.join(f'{split}/{name}' for split, name in sorted(examples.items()))}; if "
-            f"these show the same thing, {todo}{flag}",
-        )
-        return
-
-    # Frames of one video: neighbors by number are alike.
-    every = []
-    for series in _series(names):
-        of_number: dict[int, list[int]] = defaultdict(list)  # several if a tool made versions
-        for number, i in series:
-            of_number[number].append(i)
-        if not any(map(divided, of_number.values())):  # else they begin anew in each split
-            every.append([versions[0] for versions in of_number.values()])
-    neighbors = list(itertools.chain.from_iterable(map(pairwise, every)))
-    apart = [pair for pair in neighbors if divided(pair) and len(set(copies[[*pair]])) > 1]
-    tested = {i for pair in apart for i in pair if items[i].split != "train"}
-    count = sum(item.split != "train" for item in items)
-    are_few = len(neighbors) < _FEW_NEIGHBORS  # then even rows have most of their neighbors apart
-    if 4 * len(tested) > count and not (are_few and rows) and _are_alike(items, every):
-        length = max(2, len(items) // 3) if are_few else max(10, round(len(items) / 20))
-        first, second = (f"{items[i].split}/{names[i]}" for i in apart[0])
-        notes.add(
-            Rank.SCORE,
-            f"{len(apart)} photos are in another split than the one before, such as {first} and "
-            f"{second}, and look like frames of a video; if they are, {todo}--group {length}, "
-            f"which keeps {length} numbers in a row together",
-        )
-
-
-def _are_alike(items: Sequence[Item], groups: Sequence[Sequence[int]]) -> bool:
-    """Return whether neighbors in groups are alike, as frames of videos and slices of scans."""
-    near, far = [], []  # how alike neighbors are, and images that are far from each other
-    every = [i for own in groups for i in own]
-    group_of = {i: number for number, own in enumerate(groups) for i in own}
-    for own in groups:
-        for i, other in pairwise(own):
-            near.append(np.sum(items[i].small[0] * items[other].small[0]))
-    for place, i in enumerate(every):
-        other = every[place - len(every) // 2]
-        if len(groups) == 1 or group_of[i] != group_of[other]:
-            far.append(np.sum(items[i].small[0] * items[other].small[0]))
-    if len(near) < _LEAST_NEIGHBORS or not far:
-        return False
-    if len(near) < _FEW_NEIGHBORS:
-        return bool(np.percentile(near, 25) > min(max(_LEAST_ALIKE, *far), _FIXED))
-    return bool(np.median(near) >= max(_LEAST_ALIKE, np.percentile(far, _FAR)))
-
-
-def _is_thing(key: str, own: Sequence[int], names: Sequence[str]) -> bool:
-    """Return whether a stem or a folder seems to name one thing, such as scene4, and no kind.
-
-    A year, as in 2007_000032, is none. Numbers of one or two digits count parts of anything.
-    """
-    name = key.rpartition("/")[2]
-    if any(names[i].startswith(f"{key}/") for i in own):  # a folder
-        return any(map(str.isdigit, name)) and not _YEAR.fullmatch(name)
-    plain = [_ROBOFLOW.sub("", names[i]) for i in own]
-    rests = [name.removeprefix(key) for name in plain]
-    if key not in plain and any("(" in rest for rest in rests):
-        return False  # img(1), img(2), ... are numbers of a download; x and x (1) are one thing
-    if max(map(len, re.findall(r"\d+", " ".join(rests))), default=0) <= 2:
-        return True
-    return any(map(str.isdigit, name)) and not _YEAR.fullmatch(name)
-
-
-def _series(names: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Return names that differ only by a number: this and the index of each, in its order.
-
-    It is the last number that differs, as in `frame_0012_640x480`, without those that tools add.
-    """
-    similar: dict[tuple[str, ...], list[tuple[int, list[str]]]] = defaultdict(list)
-    for i, name in enumerate(names):
-        parts = re.split(r"(\d+)", _LABEL_STUDIO.sub("", _ROBOFLOW.sub("", name)))
-        similar[tuple(parts[::2])].append((i, parts))
-    every = []
-    for own in similar.values():
-        columns = list(zip(*(parts for _, parts in own), strict=True))
-        place = max((n for n in range(1, len(columns), 2) if len(set(columns[n])) > 1), default=0)
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for i, parts in own if place else ():
-            found["".join(parts[:place])].append((int(parts[place]), i))
-        every += [sorted(series) for series in found.values() if len(series) > 1]
-    return every
-
-
-def _find_flag(
-    names: Sequence[str], groups: Mapping[str, Sequence[int]], stem: str, separator: str
-) -> str:
-    """Return the flag for `new_project` that divides all names into groups, as by this stem."""
-    wanted = connect(len(names), ((own[0], own) for own in groups.values()))
-    before, between, last = stem.rpartition(separator)  # IMG, _ and 0012
-    for start in ("", before + between, stem.rpartition("/")[2].rstrip("0123456789")):
-        for end in (separator, between + last + separator):
-            pattern = f"{start}*{end}"  # IMG_*_
-            with contextlib.suppress(ValueError):  # it fits no name, or the same part of all
-                found = connect(len(names), find_groups(names, pattern))
-                if np.array_equal(found, wanted):
-                    return f"--group {shlex.quote(pattern)}"
-    return "--split train=FILE val=FILE, lists with a name per line"
 
 
 class _Unit(NamedTuple):
@@ -451,56 +306,6 @@ def _pick(units: Sequence[_Unit], count: int, most: int, reached: set[str]) -> l
         for unit in units:
             pick(unit, keep_last)
     return list(picked.values())
-
-
-def find_groups(names: Sequence[str], pattern: str) -> Iterator[Link]:
-    """Yield the numbers of names that have the same text for the * of `pattern`, as `find_copies`.
-
-    It ends at the first place with the text after *: `scene*_` finds 4 in `scene4_1_left`. For a
-    number such as 20 these are names that differ only by a number, in rows of 20.
-
-    Raises:
-        ValueError: if the pattern has not one *, fits no name, or the same part of all names.
-    """
-    parts: dict[str, list[int]] = defaultdict(list)
-    if pattern.isdigit() and int(pattern):
-        for series in _series(names):
-            steps = np.diff(sorted({number for number, _ in series}))
-            step = int(np.median(steps)) if len(steps) else 1  # a video can have every tenth frame
-            for number, i in series:
-                parts[f"{series[0]}: {number // (step * int(pattern))}"].append(i)
-    else:
-        start, star, end = pattern.partition("*")
-        if not star or "*" in end:
-            raise ValueError(
-                f"--group {pattern}: write one * for the part that names share, or a number of "
-                "frames in a row"
-            )
-        shared = "(.+?)" if end else "(.+)"
-        start, end = comparable(start), comparable(end)
-        compared = list(map(comparable, names))
-        expression = re.compile(re.escape(start) + shared + re.escape(end))  # scene(.+?)_
-        for i, name in enumerate(compared):
-            if fit := expression.search(name):
-                parts[fit[1]].append(i)
-        for i, name in enumerate(compared):  # scene4 without the _ that follows in scene4_1
-            if name.startswith(start) and name.removeprefix(start) in parts:
-                parts[name.removeprefix(start)].append(i)
-    if not parts:
-        raise ValueError(f"--group {pattern}: fits no name, such as {names[0]!r}")
-    for part, numbers in parts.items():
-        if len(numbers) == len(names):
-            raise ValueError(f"--group {pattern}: stands for {part!r} in all names")
-        yield numbers[0], numbers
-
-
-def connect(count: int, links: Iterable[Link]) -> np.ndarray:
-    """Return a group for each of `count` images, (count,); linked images have the same."""
-    group = np.arange(count)
-    for i, others in links:
-        joined = group[[i, *others]]
-        group[np.isin(group, joined)] = joined.min()
-    return group
 
 
 def _lists_of_voc(images: Path) -> dict[str, Path]:

@@ -14,10 +14,11 @@ from mmseg_ext.own_dataset.annotations.labelme import Labelme
 from mmseg_ext.own_dataset.annotations.masks import Masks
 from mmseg_ext.own_dataset.annotations.reader import Reader
 from mmseg_ext.own_dataset.annotations.yolo import Yolo
+from mmseg_ext.own_dataset.groups import find_groups
 from mmseg_ext.own_dataset.item import usable
 from mmseg_ext.own_dataset.pairs import list_items, pair
 from mmseg_ext.own_dataset.project import Project, make_project
-from mmseg_ext.own_dataset.splits import SplitRule, find_groups
+from mmseg_ext.own_dataset.splits import SplitRule
 from tests.datasets.trees import random_image, save
 from tests.messages import check_message, raises_message
 

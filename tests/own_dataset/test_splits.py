@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmseg_ext.own_dataset.copies import find_copies, small_version
-from mmseg_ext.own_dataset.splits import choose, choose_fold, connect, find_groups
+from mmseg_ext.own_dataset.groups import connect, find_groups
+from mmseg_ext.own_dataset.splits import choose, choose_fold
 from tests.messages import raises_message
 
 SHARES = st.sampled_from([{"val": 0.2}, {"val": 0.5}, {"test": 0.1, "val": 0.3}])
