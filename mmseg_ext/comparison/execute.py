@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mmseg_ext.comparison.plan import Plan, Run, make_plan
-from mmseg_ext.comparison.table import records_of, text_table, write_table
+from mmseg_ext.comparison.records import records_of
+from mmseg_ext.comparison.table import text_table, write_table
 from mmseg_ext.comparison.timing import Cost
 from mmseg_ext.durable.work_dir import lock_work_dir
 from mmseg_ext.errors import LaunchError, join_names, one_line
@@ -254,7 +255,7 @@ def compare(
         dry_run: print the command of each run that is not complete, and return nothing.
 
     Returns:
-        The records of `mmseg_ext.comparison.table.records_of`.
+        The records of `mmseg_ext.comparison.records.records_of`.
 
     Raises:
         LaunchError: for a config that does not build, data of other classes, and a folder with the

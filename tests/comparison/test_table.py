@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
-from mmseg_ext.comparison import table
+from mmseg_ext.comparison import records, table
 from mmseg_ext.comparison.plan import Run, differing_settings
 from mmseg_ext.evaluation.boundary_metric import boundary_f1
 from mmseg_ext.evaluation.checked_iou_metric import Images, read_images
@@ -47,7 +47,7 @@ def test_intervals_are_those_of_scipys_bootstrap(metric, data):
     else:
         classes = recorded("fcn").classes
         first, second = [recorded("fcn").areas], [recorded("danet").areas]
-    score = table.score_of(metric, classes)
+    score = records.score_of(metric, classes)
 
     def difference(indices: np.ndarray) -> float:
         pairs = zip(first, second, strict=True)
@@ -63,12 +63,12 @@ def test_intervals_are_those_of_scipys_bootstrap(metric, data):
         method="percentile",
         random_state=1,
     ).confidence_interval
-    draws = table.paired_draws(first, second, score, 4000)
-    low, high = table.interval_of(draws, images)
+    draws = records.paired_draws(first, second, score, 4000)
+    low, high = records.interval_of(draws, images)
     # Both draw 4,000 sets: the ends vary by about 3 % of the width.
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.08 * (high - low))
-    assert np.array_equal(draws, table.paired_draws(first, second, score, 4000))
-    assert not np.array_equal(draws, table.paired_draws(first, second, score, 4000, stream=1))
+    assert np.array_equal(draws, records.paired_draws(first, second, score, 4000))
+    assert not np.array_equal(draws, records.paired_draws(first, second, score, 4000, stream=1))
 
 
 def expanded_share(stats, images: int) -> float:
@@ -82,15 +82,15 @@ def test_few_images_widen_an_interval(images):
     """With 8 images, a third of the percentile intervals' misses of equal models is left."""
     stats = pytest.importorskip("scipy.stats")
     share = expanded_share(stats, images)
-    low, high = table.interval_of(np.linspace(0, 1, 100_001), images)
+    low, high = records.interval_of(np.linspace(0, 1, 100_001), images)
     assert (low, 1 - high) == pytest.approx((share, share), rel=0.04)
-    assert table.interval_of(np.linspace(0, 1, 11), 5) is None
+    assert records.interval_of(np.linspace(0, 1, 11), 5) is None
 
 
 @pytest.mark.parametrize(("images", "most"), [(6, 0.11), (10, 0.09), (30, 0.08)])
 def test_equal_models_are_seldom_distinguishable(images, most):
     """In one of twenty tables, as the interval says. 0.17, 0.10 and 0.07 without widening."""
-    random, score, found = np.random.RandomState(0), table.score_of("mIoU", CLASSES), 0
+    random, score, found = np.random.RandomState(0), records.score_of("mIoU", CLASSES), 0
     for _ in range(400):
         both = []
         truth = random.multinomial(300, [0.5, 0.3, 0.2], images)
@@ -99,8 +99,8 @@ def test_equal_models_are_seldom_distinguishable(images, most):
             hit = (truth * skill).astype(int)
             wrong = np.roll(truth - hit, 1, axis=1)  # a missed pixel gets the next class
             both.append(np.stack([hit, truth, hit + wrong], -1))
-        draws = table.paired_draws(both[:1], both[1:], score, 500)
-        low, high = table.interval_of(draws, images)
+        draws = records.paired_draws(both[:1], both[1:], score, 500)
+        low, high = records.interval_of(draws, images)
         found += not low <= 0 <= high
     assert 0.01 < found / 400 < most
 
@@ -108,10 +108,10 @@ def test_equal_models_are_seldom_distinguishable(images, most):
 def test_scores_are_of_sums_over_images():
     areas = np.array([[[8, 10, 10], [0, 0, 0]], [[2, 10, 4], [0, 0, 3]]])
     first, second = 100 * 10 / 24, 0.0
-    assert table.score_of("mIoU", ["a", "b"])(areas.sum(0)) == pytest.approx((first + second) / 2)
-    assert table.score_of("mIoU", ["a", "b"])(areas[0]) == pytest.approx(100 * 8 / 12)  # no b
-    assert table.score_of("Dice.a", ["a", "b"])(areas.sum(0)) == pytest.approx(100 * 20 / 34)
-    assert table.score_of("objects.a", ["a"])(np.array([3, 4, 6])) == pytest.approx(60)
+    assert records.score_of("mIoU", ["a", "b"])(areas.sum(0)) == pytest.approx((first + second) / 2)
+    assert records.score_of("mIoU", ["a", "b"])(areas[0]) == pytest.approx(100 * 8 / 12)  # no b
+    assert records.score_of("Dice.a", ["a", "b"])(areas.sum(0)) == pytest.approx(100 * 20 / 34)
+    assert records.score_of("objects.a", ["a"])(np.array([3, 4, 6])) == pytest.approx(60)
     counts = np.array([[[3, 4, 6, 8], [0, 0, 0, 0]]])
     assert boundary_f1(counts)[0, 0] == pytest.approx(75) and np.isnan(boundary_f1(counts)[0, 1])
 
@@ -135,10 +135,10 @@ def runs_of(model: str, skill: float, seeds, names=None, data: int = 1) -> dict:
 def test_three_seeds_give_a_deviation_and_a_clear_difference_is_distinguishable():
     first = runs_of("a", 0.5, range(3))
     own = runs_of("b", 0.9, range(1, 4), data=2)
-    record = table._statistics(own, first, "test", "mIoU").entries()
+    record = records.statistics_of(own, first, "test", "mIoU").entries()
     scores = list(record["seeds"].values())
     assert record["deviation"] == pytest.approx(np.std(scores, ddof=1))
-    of_first = table._statistics(first, {}, "test", "mIoU").entries()
+    of_first = records.statistics_of(first, {}, "test", "mIoU").entries()
     pairs = [record["seeds"][seed] - of_first["seeds"][seed] for seed in (1, 2)]
     assert record["difference"] == pytest.approx(np.mean(pairs))
     low, high = record["interval"]
@@ -150,7 +150,7 @@ def test_three_seeds_give_a_deviation_and_a_clear_difference_is_distinguishable(
 
 def test_two_seeds_give_no_deviation_and_equal_skill_is_not_distinguishable():
     first, own = runs_of("a", 0.7, range(2)), runs_of("b", 0.7, range(2), data=2)
-    record = table._statistics(own, first, "test", "mIoU").entries()
+    record = records.statistics_of(own, first, "test", "mIoU").entries()
     assert record["deviation"] is None and record["distinguishable"] is False
     assert table.difference_text(record).endswith("not distinguishable")
     assert "±" not in table.score_text(record) and "(" in table.score_text(record)
@@ -158,14 +158,14 @@ def test_two_seeds_give_no_deviation_and_equal_skill_is_not_distinguishable():
 
 def test_tests_of_other_images_are_not_compared():
     first, own = runs_of("a", 0.7, [0]), runs_of("b", 0.7, [0], ["other.png"] * 40, data=2)
-    record = table._statistics(own, first, "test", "mIoU")
+    record = records.statistics_of(own, first, "test", "mIoU")
     assert record.mean is not None and record.difference is None
     # Also if the data has changed between two seeds, of both models.
     first, own = runs_of("a", 0.7, [0, 1]), runs_of("b", 0.7, [0, 1], data=2)
     for tested in (first, own):
         tested[1] = (tested[1][0], tested[1][1]._replace(areas=first[1][1].areas[:30]))
-    assert table._statistics(own, first, "test", "mIoU").difference is None
-    assert table._statistics({}, first, "test", "mIoU").mean is None
+    assert records.statistics_of(own, first, "test", "mIoU").difference is None
+    assert records.statistics_of({}, first, "test", "mIoU").mean is None
 
 
 def test_a_score_of_nothing_is_none():
@@ -173,11 +173,11 @@ def test_a_score_of_nothing_is_none():
     first, own = runs_of("a", 0.7, [0]), runs_of("b", 0.7, [0], data=2)
     for tested in (first, own):
         tested[0][1].areas[:, 1] = 0
-    record = table._statistics(own, first, "test", "IoU.car").entries()
+    record = records.statistics_of(own, first, "test", "IoU.car").entries()
     assert record["seeds"] == {} and record["mean"] is record["distinguishable"] is None
     first[0][1].areas[0, 1, 2] = 1  # the first model predicts it once
-    assert table._statistics(first, {}, "test", "IoU.car").mean == 0
-    assert table._statistics(own, first, "test", "IoU.car").difference is None
+    assert records.statistics_of(first, {}, "test", "IoU.car").mean == 0
+    assert records.statistics_of(own, first, "test", "IoU.car").difference is None
 
 
 def test_each_metric_has_its_own_counts(tmp_path, monkeypatch):
@@ -190,14 +190,14 @@ def test_each_metric_has_its_own_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "files", lambda run, kind: files)
     images = Images(["0.png"], ["car"], np.array([[[8, 10, 10]]]))
     for metric, expected in (("objects.carpet", 60), ("objects.car", 50), ("boundary.car", 50)):
-        found = table._statistics({0: (run_of("m", 0), images)}, {}, "test", metric)
+        found = records.statistics_of({0: (run_of("m", 0), images)}, {}, "test", metric)
         assert found.mean == pytest.approx(expected), metric
 
 
 def test_the_mean_of_sets_is_a_plain_computation():
     """Two sets of other sizes; images of each set are drawn for both models, and means compared."""
     sizes, seeds, sets, plain = (40, 12), (0, 1, 2), [], []
-    score = table.score_of("mIoU", CLASSES)
+    score = records.score_of("mIoU", CLASSES)
     for stream, size in enumerate(sizes):
         names = [f"{i}.png" for i in range(size)]
         first, own = {}, {}
@@ -205,9 +205,9 @@ def test_the_mean_of_sets_is_a_plain_computation():
             for tested, model, skill in ((first, "a", 0.6), (own, "b", 0.7)):
                 areas = areas_of(10 * stream + 3 * seed + (model == "b"), skill, size)
                 tested[seed] = (run_of(model, seed), Images(names, CLASSES, areas))
-        sets.append(table._statistics(own, first, "test", "mIoU", stream))
+        sets.append(records.statistics_of(own, first, "test", "mIoU", stream))
         plain.append([[one[seed][1].areas for seed in seeds] for one in (first, own)])
-    found = table.mean_of_sets(sets).entries()
+    found = records.mean_of_sets(sets).entries()
 
     def difference(chosen: list[np.ndarray]) -> float:
         of_sets = []
@@ -225,7 +225,7 @@ def test_the_mean_of_sets_is_a_plain_computation():
     assert found["deviation"] == pytest.approx(np.std(np.mean(scores, axis=0), ddof=1))
     random = np.random.RandomState(1)
     draws = [difference([random.randint(0, n, n) for n in sizes]) for _ in range(2000)]
-    low, high = table.interval_of(np.array(draws), min(sizes))
+    low, high = records.interval_of(np.array(draws), min(sizes))
     assert found["interval"] == pytest.approx((low, high), abs=0.12 * (high - low))
     of_sets = [one.entries()["interval"] for one in sets]
     assert high - low < np.mean([upper - lower for lower, upper in of_sets])  # more images
@@ -233,15 +233,18 @@ def test_the_mean_of_sets_is_a_plain_computation():
 
 def test_a_mean_of_sets_has_what_all_sets_have():
     first, own = runs_of("a", 0.7, [0, 1]), runs_of("b", 0.7, [1, 2], data=2)
-    complete = table._statistics(own, first, "test", "mIoU")
-    untested, apart = table._statistics({}, first, "test", "mIoU"), complete._replace(draws=None)
-    assert table.mean_of_sets([complete, untested]) == ({}, None, None, None, 0)
-    of_both = table.mean_of_sets([complete, apart])
+    complete = records.statistics_of(own, first, "test", "mIoU")
+    untested, apart = (
+        records.statistics_of({}, first, "test", "mIoU"),
+        complete._replace(draws=None),
+    )
+    assert records.mean_of_sets([complete, untested]) == ({}, None, None, None, 0)
+    of_both = records.mean_of_sets([complete, apart])
     assert of_both.mean == complete.mean and of_both.difference is None
     other = complete._replace(seeds={2: 50.0, 3: 60.0})
-    assert table.mean_of_sets([complete, other]).seeds.keys() == {2}
+    assert records.mean_of_sets([complete, other]).seeds.keys() == {2}
     fewer = complete._replace(images=5)
-    record = table.mean_of_sets([complete, fewer]).entries()
+    record = records.mean_of_sets([complete, fewer]).entries()
     assert record["difference"] is not None and record["interval"] is None
     assert table.difference_text(record).endswith("(too few images)")
 
@@ -254,13 +257,13 @@ def test_the_best_rate_is_that_of_the_validations(monkeypatch):
         (score,) = [scores[r.rate, r.seed] for r in runs if r.folder == folder]
         return {"mIoU": {4: 99.0, 8: score}}
 
-    monkeypatch.setattr(table, "read_curves", read)
+    monkeypatch.setattr(records, "read_curves", read)
     monkeypatch.setattr(Run, "checkpoint", property(lambda run: checkpoints[run.rate, run.seed]))
     checkpoints = dict.fromkeys(scores, Path(__file__))
-    assert [run.rate for run in table.best_runs(Mock(runs=runs), "d", "a")] == [0.25, 0.25]
+    assert [run.rate for run in records.best_runs(Mock(runs=runs), "d", "a")] == [0.25, 0.25]
     # A training that failed with a rate counts against it, whatever the others reach.
     checkpoints[0.25, 0] = Path("missing")
-    assert [run.rate for run in table.best_runs(Mock(runs=runs), "d", "a")] == [1.0, 1.0]
+    assert [run.rate for run in records.best_runs(Mock(runs=runs), "d", "a")] == [1.0, 1.0]
 
 
 def test_settings_that_differ_are_named():
