@@ -109,7 +109,7 @@ def main() -> int:
         try:
             pixels = image_values.read_pixels(path.read_bytes()).upright()
             values = pixels.fit(metadata["channels"], value_range)  # (H, W, C)
-            if value_range is None and (note := pixels.dark_note()):
+            if note := pixels.note(value_range):
                 print(f"warning: {path}: {note}", file=sys.stderr)
             note = seen.seen_by(metadata).note(*values.shape[:2], "use --training-scale")
             if note and not args.training_scale:

@@ -59,7 +59,7 @@ class CheckedLoadImage(LoadImageFromFile):
         self.channels, self.value_range = channels, value_range
 
     def transform(self, results: dict) -> dict:
-        """Add `img`, `img_shape`, `ori_shape`, and `value_note` if a range is missing.
+        """Add `img`, `img_shape`, `ori_shape`, and `value_note` with the photo's note.
 
         If the results have a `photo`, it replaces the file, which `img_path` then only names.
         """
@@ -88,7 +88,7 @@ class CheckedLoadImage(LoadImageFromFile):
                 if self.imdecode_backend != "tifffile" and image.shape[2] in (3, 4):
                     image = image[..., [2, 1, 0, 3][: image.shape[2]]]  # as mmcv reads a file
             else:
-                note = None if self.value_range is not None else photo.dark_note()
+                note = photo.note(self.value_range)
                 if note:
                     results["value_note"] = note
                 if note and note not in warned_kinds:

@@ -38,6 +38,7 @@ _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
 # Decoded by OpenCV, as in mmcv, or by Pillow if OpenCV is missing.
 _BY_OPENCV = ("L", "P", "RGB", "CMYK", "YCbCr")
+_ANIMATED = ("PNG", "WEBP")  # a JPEG's further images, such as of a gain map, are no frames
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 # ImageMagick's texts with EXIF, as hexadecimal digits behind a name and a length.
@@ -88,6 +89,7 @@ class Photo:
     colors: bool = False  # whether the first three channels are declared as red, green and blue
     palette: np.ndarray | None = None  # RGBA (N, 4), if the values are indices
     geotags: tuple[tuple, ...] = ()  # the place on a map, as `extratags` of tifffile
+    frames: int = 1  # of an animated PNG or WebP; the values are those of the first one
     name: str = "image"  # its path and page, for messages
 
     def upright(self) -> "Photo":
@@ -128,6 +130,17 @@ class Photo:
                 f"that it was trained with, or train with in_channels={count} (docs/channels.md)"
             )
         return _to_bytes(values, self.white, value_range)
+
+    def note(self, value_range: ValueRange | None) -> str | None:
+        """Return what the labels of the image do not show: it is dark, or has more frames."""
+        notes = [self.frames_note(), self.dark_note() if value_range is None else None]
+        return "; ".join(filter(None, notes)) or None
+
+    def frames_note(self) -> str | None:
+        """Return a note if there are further frames."""
+        if self.frames == 1:
+            return None
+        return f"has {self.frames} frames, of which only the first is used; save each as an image"
 
     def dark_note(self) -> str | None:
         """Return a note if values of 16 bits use at most 14, as of scientific cameras."""
@@ -300,7 +313,11 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
     image = None
     with any_size(), contextlib.suppress(UnidentifiedImageError):
         image = Image.open(io.BytesIO(data))  # reads the header
-    mode = image.mode if image is not None else "RGB"  # OpenCV reads more kinds than Pillow
+    mode, frames = "RGB", 1  # OpenCV reads more kinds than Pillow
+    if image is not None:
+        mode = image.mode
+    if image is not None and image.format in _ANIMATED:
+        frames = getattr(image, "n_frames", 1)
     is_mask = mode == "P" and indices
     is_transparent = image is not None and "transparency" in image.info
     if mode in _BY_OPENCV and not (is_mask or is_transparent or is_deep(data)):
@@ -314,10 +331,11 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
                 raise OSError("does not decode")
             require_end(data)
             tag = 1 if image is None else exif_orientation(image, data)
-            return declared(np.atleast_3d(bgr)[..., ::-1], orientation=tag, colors=mode != "L")
+            more = dict(orientation=tag, colors=mode != "L", frames=frames)
+            return declared(np.atleast_3d(bgr)[..., ::-1], **more)
     if image is None:
         raise OSError("does not decode")
-    photo = picture_pixels(image, indices)
+    photo = replace(picture_pixels(image, indices), frames=frames)
     if not is_deep(data) or photo.values.dtype == np.uint16:
         return photo
     import cv2  # because Pillow reads color PNGs with 8 bits

@@ -183,6 +183,7 @@ def _read_item(item: Item, reader: Reader, file: Path) -> Sequence[str]:
     item.small = small_version(upright, pixels.missing)
     step = 1 + max(height, width) // 500  # all values of large images would take long
     item.colors = len(np.unique(pixels.values[::step, ::step, 0]))
+    about_photo = pixels.frames_note()
     del pixels, upright  # a large image does not stay in memory while its mask is read
     sizes = [(height, width)]
     if item.orientation >= 5:  # the sides are exchanged; a mask can have either size
@@ -200,7 +201,7 @@ def _read_item(item: Item, reader: Reader, file: Path) -> Sequence[str]:
     if not item.annotation.is_missing:
         item.small_label = small_label(found.indices)
     item.map = found.store(item.annotation, file)
-    return found.notes
+    return [*found.notes, f"its photo {about_photo}"] if about_photo else found.notes
 
 
 def _find_turned(items: Sequence[Item], notes: Notes) -> None:

@@ -284,6 +284,23 @@ def test_sixteen_bits_that_use_few_warn_once_for_a_kind_of_file(monkeypatch):
             load(data)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_an_animation_is_its_first_frame_with_a_warning(monkeypatch, kind):
+    """A JPEG's second image, such as a phone's map of brightness, is no frame."""
+    monkeypatch.setattr(module, "warned_kinds", set())
+    more = [Image.fromarray(image) for image in (255 - RGB, RGB // 2)]
+    lossless = dict(lossless=True) if kind == "WEBP" else {}
+    data = picture(RGB, kind, save_all=True, append_images=more, **lossless)
+    with pytest.warns(UserWarning, match=r"^x.tif: has 3 frames, of which only the first is used"):
+        image = load(data)
+    assert np.array_equal(image, RGB[..., ::-1])
+    phone = picture(RGB, "MPO", save_all=True, append_images=more)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(phone)
+        load(picture(RGB, kind))
+
+
 def test_other_options_of_mmcv_stay(tmp_path):
     """Raw values with `unchanged`, gray of 12 bits in files of 16, and float32."""
     data = tiff(SIGNED, **PLANES | dict(planarconfig="contig"))
