@@ -16,6 +16,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,19 @@ def main() -> NoReturn:
 def start(name: str) -> NoReturn:
     """Run a command with this process's flags and exit with its status."""
     logging.raiseExceptions = False  # else each line of a log on a full disk prints a traceback
+    process = os.getpid()
+
+    def interrupt(number: int, frame) -> None:
+        """End as by Ctrl-C, so that what is done is kept."""
+        if os.getpid() != process:  # a worker, which inherits the handler
+            os._exit(128 + number)
+        raise KeyboardInterrupt(number)
+
+    # Of several processes one can wait in a collective call for another one that has failed.
+    # Python's handlers run only after such a call.
+    is_one_of_several = bool({"RANK", "SLURM_PROCID"} & os.environ.keys())
+    if not is_one_of_several and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, interrupt)
     sys.exit(run(name))
 
 
@@ -66,7 +80,7 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     """Run a command with `argv` or this process's flags, print its error, and return its status.
 
     A foreseen error is one line. Any other exception prints Python's traceback above the line.
-    Ctrl-C has status 130, a closed pipe 141, as in a shell.
+    Ctrl-C has status 130, SIGTERM 143 and a closed pipe 141, as in a shell.
     """
     try:
         status = importlib.import_module(f"mmseg_ext.commands.{name}").main(argv)
@@ -75,20 +89,20 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output has ended, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         return 141
-    except KeyboardInterrupt:
-        return _report_interrupt(name)
+    except KeyboardInterrupt as error:
+        return _report_interrupt(name, error)
     except Exception as error:
         # mmengine raises a SyntaxError if Ctrl-C stops it while it formats a checkpoint's config.
         if isinstance(error.__context__, KeyboardInterrupt):
-            return _report_interrupt(name)
+            return _report_interrupt(name, error.__context__)
         report_error(error, name)
         return 2 if name == "check_dataset" else 1  # whose status 1 means problems of the data
 
 
-def _report_interrupt(name: str) -> int:
+def _report_interrupt(name: str, error: KeyboardInterrupt) -> int:
     hint = "; --resume continues from the newest checkpoint" if name == "train" else ""
     _print_error(f"interrupted{hint}")
-    return 130
+    return 128 + (error.args[0] if error.args else signal.SIGINT)
 
 
 def report_error(error: Exception, name: str) -> None:

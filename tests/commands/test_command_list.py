@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import signal
 import subprocess
 import sys
 from unittest.mock import Mock
@@ -87,13 +88,18 @@ def test_an_unforeseen_error_is_a_traceback_and_one_line(monkeypatch, capsys):
     [
         (Mock(return_value=3), 3, ""),
         (Mock(side_effect=KeyboardInterrupt), 130, "mmseg_ext: interrupted\n"),
+        (lambda argv: signal.raise_signal(signal.SIGTERM), 143, "mmseg_ext: interrupted\n"),
     ],
 )
 def test_status_of_the_process(main, status, printed, monkeypatch, capsys):
     monkeypatch.setattr(env, "main", main)
+    handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("logging.raiseExceptions", True)  # restored after the test
-    with pytest.raises(SystemExit) as end:
-        start("env")
+    try:
+        with pytest.raises(SystemExit) as end:
+            start("env")
+    finally:
+        signal.signal(signal.SIGTERM, handler)
     assert (end.value.code, capsys.readouterr().err) == (status, printed)
 
 
