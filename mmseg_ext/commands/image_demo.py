@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> int:
-    from mmseg_ext.inference.prediction import MAX_PIXELS, predict
+    from mmseg_ext.inference.prediction import FORMATS, MAX_PIXELS, predict
     from mmseg_ext.terminal import plain_warnings
 
     model = named_model(args)
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
             out=args.out,
             recursive=args.recursive,
             pages=args.pages,
-            formats=[name for name in ("json", "coco", "csv") if getattr(args, name)],
+            formats=[name for name in FORMATS if getattr(args, name)],
             classes=args.classes,
             min_area=args.min_area,
             min_area_um2=args.min_area_um2,

@@ -12,7 +12,14 @@ from mmcv.transforms import TRANSFORMS, LoadImageFromFile
 
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.files import decode, orientation, read, read_bytes
-from mmseg_ext.images.values import Photo, ValueRange, is_deep, is_tiff, turned
+from mmseg_ext.images.values import (
+    Photo,
+    ValueRange,
+    is_deep,
+    is_tiff,
+    range_of_bands,
+    turned,
+)
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
 
@@ -36,6 +43,7 @@ class CheckedLoadImage(LoadImageFromFile):
             8 bits stay as they are.
 
     Raises:
+        ValueError: for a range that has not two numbers, low and high, or a pair for each channel.
         UnreadableFileError: if the file is missing, truncated or does not decode, has another
             number of channels, or has values that need a range.
     """
@@ -56,6 +64,8 @@ class CheckedLoadImage(LoadImageFromFile):
         super().__init__(
             to_float32, color_type, imdecode_backend, ignore_empty=ignore_empty, **backends
         )
+        if value_range is not None:
+            range_of_bands(value_range, channels)
         self.channels, self.value_range = channels, value_range
 
     def transform(self, results: dict) -> dict:

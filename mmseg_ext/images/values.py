@@ -165,6 +165,7 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _hint(low: float, high: float) -> str:
+    high = high if high > low else low + 1  # of an image of one value
     return (
         f"if all images are like it, set --value-range {low:g} {high:g} (in Python and in a "
         f"config's CheckedLoadImage: value_range=({low:g}, {high:g}))"
@@ -212,21 +213,33 @@ def _to_bytes(values: np.ndarray, white: float | None, limits: ValueRange | None
             unknown = "and it is unknown which are black and white"
             raise ValueError(f"{found}, {unknown}; {_hint(low, high)}")
         limits = (0, white)
-    given = np.array(limits, dtype=float)
-    pairs = given.reshape(-1, 2) if given.size % 2 == 0 else np.empty((0, 2))
-    if len(pairs) not in (1, values.shape[2]) or not (pairs[:, 0] < pairs[:, 1]).all():
-        raise ValueError(
-            f"value_range={limits}: give (low, high), or such a pair for each of the "
-            f"{values.shape[2]} bands"
-        )
     out = np.empty(values.shape, np.uint8)
-    for band, (low, high) in enumerate(np.broadcast_to(pairs, (values.shape[2], 2))):
+    for band, (low, high) in enumerate(range_of_bands(limits, values.shape[2])):
         source = values[..., band]
         if source.dtype == np.uint16:  # a table of all values is faster
             out[..., band] = _scale(np.arange(0x10000), low, high, floats)[source]
         else:
             out[..., band] = _scale(source.astype(float), low, high, floats)
     return out
+
+
+def range_of_bands(limits: ValueRange, channels: int) -> np.ndarray:
+    """Return the values of each band that become 0 and 255, (channels, 2).
+
+    Raises:
+        ValueError: unless there is a pair of finite numbers, low and high, or one for each band.
+    """
+    try:
+        pairs = np.array(limits, dtype=float).reshape(-1, 2)
+    except (TypeError, ValueError):  # texts, or an odd count
+        pairs = np.empty((0, 2))
+    is_finite = np.isfinite(pairs).all()
+    if len(pairs) not in (1, channels) or not is_finite or not (pairs[:, 0] < pairs[:, 1]).all():
+        raise ValueError(
+            f"value_range={limits}: give (low, high), or such a pair for each of the {channels} "
+            "bands"
+        )
+    return np.broadcast_to(pairs, (channels, 2))
 
 
 def _scale(values: np.ndarray, low: float, high: float, floats: bool) -> np.ndarray:
@@ -462,11 +475,14 @@ def read_page(path: Any, number: int) -> Photo:
     `path` is also an open file.
 
     Raises:
-        ValueError: for an unknown layout.
+        ValueError: for an unknown layout, and for a number that the stack does not have.
         Exception: of a decoder, for damaged files.
     """
     with tiff_file(path) as file:
-        return _tiff_pixels(tiff_images(file)[number], False)
+        images = tiff_images(file)
+        if not 0 <= number < len(images):
+            raise ValueError(f"{path}: has {len(images)} pages, from 0 on, but none is {number}")
+        return _tiff_pixels(images[number], False)
 
 
 def _tiff_pixels(pages: Sequence[Any], indices: bool) -> Photo:

@@ -51,6 +51,7 @@ from mmseg_ext.terminal import progress
 
 MAX_PIXELS = 2 * 2**30 // BYTES_PER_PIXEL
 # Columns of objects.csv, in pixels; then those in micrometers, and the mean of each band.
+FORMATS = ("json", "coco", "csv")
 _MEASURES = "area centroid_x centroid_y box_x box_y box_width box_height"
 _MEASURES += " equivalent_diameter perimeter circularity"
 _MICROMETERS = ["area_um2", "equivalent_diameter_um", "perimeter_um"]
@@ -273,8 +274,8 @@ class ResultFiles:
         min_area_um2: the same in square micrometers.
 
     Raises:
-        ValueError: if the model lacks a chosen class, for a `pixel_size` that is not positive,
-            and for `min_area_um2` without one.
+        ValueError: for an unknown format, if the model lacks a chosen class, for a `pixel_size`
+            that is not positive, and for `min_area_um2` without one.
     """
 
     def __init__(
@@ -287,6 +288,8 @@ class ResultFiles:
         min_area: float | None = None,
         min_area_um2: float | None = None,
     ):
+        if unknown := set(formats) - {*FORMATS}:
+            raise ValueError(f"formats: {min(unknown)} is none; use some of {', '.join(FORMATS)}")
         classes = predictor.classes
         chosen = [same_name(name, classes) for name in chosen or ()]
         if unknown := [name for name in chosen if name not in classes]:

@@ -7,6 +7,7 @@ a batch, also for several images. Each prediction is written into the arrays of 
 """
 
 import contextlib
+import operator
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,14 +75,15 @@ class Predictor:
 
     Raises:
         ValueError: for `amp` on a device without bfloat16, for `fast` with another segmentor than
-            `StripEncoderDecoder`, for an overlap that does not fit, for `weights` or `device` with
-            a segmentor, for two weights, and as `get_model`.
+            `StripEncoderDecoder`, for an overlap or a value range that does not fit, for `tta`
+            without a `tta_pipeline`, for `weights` or `device` with a segmentor, for two weights,
+            and as `get_model`.
     """
 
     def __init__(
         self,
         model: nn.Module | str | Path | Config,
-        weights_or_tta: bool | str | Path = False,
+        weights_or_tta: bool | str | Path | None = None,
         *,
         tta: bool = False,
         weights: str | Path | None = None,
@@ -96,25 +98,16 @@ class Predictor:
         urls: bool = False,
         value_range: ValueRange | None = None,
     ):
-        if isinstance(weights_or_tta, bool):
-            tta = tta or weights_or_tta
+        if weights_or_tta is None or isinstance(weights_or_tta, bool):
+            tta = tta or bool(weights_or_tta)
         elif weights is not None:
             raise ValueError(f"weights: {weights_or_tta} and {weights}; pass one of them")
         else:
             weights = weights_or_tta
         if isinstance(model, nn.Module) and (weights is not None or device is not None):
             raise ValueError("weights, device: the model is built; pass its name or its config")
-        if overlap is None:
-            overlap = (tile or 0) // 8
-        if tile is not None and tile < 1:
-            raise ValueError(f"tile={tile}: must be at least 1; for complete images pass no tile")
-        if tile is not None and not 0 <= overlap < tile:
-            raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: must be at least 1")
-        self.batch_size, self.urls = batch_size, urls
-        self.scores, self.confidence = scores, confidence
-        self.tile, self.overlap = tile, overlap
+        self.tile, self.overlap, self.batch_size = _checked_sizes(tile, overlap, batch_size)
+        self.urls, self.scores, self.confidence = urls, scores, confidence
 
         # The network.
         network: Any = model
@@ -141,16 +134,12 @@ class Predictor:
         # Pixels that an object of a class needs, by the objects of the training labels.
         self.min_area: dict[str, float] = dict(config.get("min_area") or {})
 
-        # The pipeline: its first transform, which loads the image, and the others.
-        dataset = next(inner_datasets(config.test_dataloader.dataset))
-        pipeline = config.tta_pipeline if tta else dataset["pipeline"]
-        first: dict[str, Any] = pipeline[0]
-        kind: Any = TRANSFORMS.get(type_name(first))
-        if kind is not None and issubclass(kind, LoadImageFromFile):  # else of another package
-            first = {"channels": self.channels, **first, "type": CheckedLoadImage}
-            if value_range is not None:
-                first["value_range"] = value_range
-        self.load: Any = TRANSFORMS.build(first)
+        pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+        if tta:
+            pipeline = config.get("tta_pipeline")
+        if not pipeline:
+            raise ValueError("tta: the config has no tta_pipeline; add it, or predict without tta")
+        self.load: Any = _loader(pipeline[0], self.channels, value_range)
         self._settings = _without_labels(pipeline[1:])
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list
 
@@ -216,6 +205,18 @@ class Predictor:
             image = image.read()
         if isinstance(image, bytes):
             return self.load({"img_path": "image", "content": image})
+        image = self._photo(image)
+        try:
+            return self.load({"img_path": image.name, "photo": image})
+        except UnreadableFileError as error:
+            raise ValueError(str(error)) from error
+
+    def _photo(self, image: Any) -> Photo:
+        """Return the photo of a PIL image, a tensor or an array.
+
+        Raises:
+            ValueError: if it does not fit the network, and for anything else.
+        """
         if isinstance(image, Image.Image):
             image = picture_pixels(image)
         elif isinstance(image, Tensor):
@@ -231,13 +232,15 @@ class Predictor:
             fits = (self.channels, 1, 4) if self.channels == 3 else (self.channels,)
             if image.size == 0 or count not in fits:
                 raise ValueError(self._refusal(f"shape {image.shape}"))
-            image = declared(image, alpha=(3,) if count == 4 else ())
+            try:
+                image = declared(image, alpha=(3,) if count == 4 else ())
+            except ValueError as error:
+                raise ValueError(f"image: {error}") from error
         if not isinstance(image, Photo):
             raise ValueError(self._refusal(type(image).__name__))
-        try:
-            return self.load({"img_path": image.name, "photo": image})
-        except UnreadableFileError as error:
-            raise ValueError(str(error)) from error
+        if image.values.size == 0:
+            raise ValueError(self._refusal(f"shape {image.values.shape}"))
+        return image
 
     def _refusal(self, given: str) -> str:
         channels = self.channels
@@ -366,6 +369,46 @@ class _Tile:
                 result.scores[:, here, columns] = part.transpose(2, 0, 1)
             if result.confidence is not None:
                 result.confidence[here, columns] = part.max(2)
+
+
+def _checked_sizes(tile: Any, overlap: Any, batch_size: Any) -> tuple[int | None, int, int]:
+    """Return the arguments of `Predictor` with the default overlap.
+
+    Raises:
+        ValueError: for a number that is no integer or not possible.
+    """
+    sizes = dict(tile=tile, overlap=overlap, batch_size=batch_size)
+    for name, value in sizes.items():
+        try:
+            sizes[name] = None if value is None else operator.index(value)
+        except TypeError as error:
+            raise ValueError(f"{name}={value!r}: must be an integer") from error
+    tile, overlap, batch_size = sizes.values()
+    if overlap is None:
+        overlap = (tile or 0) // 8
+    if tile is not None and tile < 1:
+        raise ValueError(f"tile={tile}: must be at least 1; for complete images pass no tile")
+    if tile is not None and not 0 <= overlap < tile:
+        raise ValueError(f"overlap={overlap}: must be at least 0 and smaller than tile={tile}")
+    if batch_size is None or batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: must be at least 1")
+    return tile, overlap, batch_size
+
+
+def _loader(first: dict, channels: int, value_range: ValueRange | None) -> Any:
+    """Return the first transform of a pipeline, which loads the image.
+
+    Raises:
+        ValueError: for a range that does not fit, or that the transform does not use.
+    """
+    kind: Any = TRANSFORMS.get(type_name(first))
+    if kind is not None and issubclass(kind, LoadImageFromFile):  # else of another package
+        first = {"channels": channels, **first, "type": CheckedLoadImage}
+        if value_range is not None:
+            first["value_range"] = value_range
+    elif value_range is not None:
+        raise ValueError(f"value_range: is not used by {type_name(first)}, the config's loader")
+    return TRANSFORMS.build(first)
 
 
 def tile_spans(length: int, tile: int, overlap: int) -> list[tuple[slice, slice]]:

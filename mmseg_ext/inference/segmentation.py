@@ -70,13 +70,18 @@ class Segmentation:
         """Return the image with its classes in color and a line around each object.
 
         Args:
-            opacity: of the colors inside the lines.
+            opacity: of the colors inside the lines, 0 to 1.
             objects: of each class, as counted in the legend.
             names: write each of these objects' class on it.
             legend: add the classes of the objects below the image, with their count and their
                 share of the pixels.
             drawn: the classes in color; by default all but background and border.
+
+        Raises:
+            ValueError: for an opacity that is not from 0 to 1.
         """
+        if not 0 <= opacity <= 1:
+            raise ValueError(f"opacity={opacity}: choose a number from 0 to 1")
         labels = self.labels
         if drawn is None:
             drawn = [name for name in self.classes if name not in NO_OBJECTS]

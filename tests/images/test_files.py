@@ -311,8 +311,8 @@ def test_other_options_of_mmcv_stay(tmp_path):
     found = loader.transform({"img_path": "", "content": data})["img"]
     assert found.dtype == np.float32 and np.array_equal(found, GRAY)
     for limits in ((5, 5), (9, 5), (5,), 5, (0, 1, 2), ((0, 1), (2, 3))):
-        with pytest.raises(UnreadableFileError, match=r"value_range=.*: give"):
-            load(data, 1, limits)
+        with pytest.raises(ValueError, match=r"value_range=.*: give"):
+            CheckedLoadImage(channels=1, value_range=limits)
 
 
 STACKS = {  # the shape of the values, how tifffile writes them, and the axes in the order of images

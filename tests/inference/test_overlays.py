@@ -25,6 +25,11 @@ def touching() -> Segmentation:
     return segmentation(labels)
 
 
+def test_an_impossible_opacity(touching):
+    with pytest.raises(ValueError, match="opacity=2: choose"):
+        touching.overlay(2)
+
+
 @pytest.mark.parametrize("opacity", [0, 0.25, 0.5, 1])
 def test_objects_have_lines_in_their_color(touching, opacity):
     picture = np.asarray(touching.overlay(opacity)).astype(int)

@@ -1,8 +1,10 @@
 """`Predictor` against mmsegmentation's `inference_model`."""
 
+import copy
 import functools
 import http.server
 import io
+import re
 import threading
 
 import cv2
@@ -317,8 +319,33 @@ def test_tiles_fill_the_image_up_to_the_middle_of_their_overlap(model):
     for overlap in (-1, 40):
         with pytest.raises(ValueError, match="tile=40"):
             mmseg_ext.Predictor(model, tile=40, overlap=overlap)
-    with raises_message(ValueError, 1, where="tile=0", todo=True):
-        mmseg_ext.Predictor(model, tile=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tile": 0}, "tile=0: must be at least 1"),
+        ({"tile": 64.0}, "tile=64.0: must be an integer"),
+        ({"tile": 64, "overlap": "8"}, "overlap='8': must be an integer"),
+        ({"batch_size": None}, "batch_size=None: must be"),
+        ({"value_range": (5, 1)}, "value_range=(5, 1): give (low, high)"),
+        ({"value_range": (0, np.inf)}, "value_range=(0, inf): give (low, high)"),
+        ({"value_range": "ab"}, "value_range=ab: give (low, high)"),
+        ({"tta": True}, "tta: the config has no tta_pipeline; add it"),
+    ],
+)
+def test_wrong_arguments(model, options, message, monkeypatch):
+    monkeypatch.setattr(model, "cfg", copy.deepcopy(model.cfg))
+    model.cfg.pop("tta_pipeline", None)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        mmseg_ext.Predictor(model, **options)
+
+
+def test_a_range_that_the_loader_does_not_use(model, monkeypatch):
+    monkeypatch.setattr(model, "cfg", copy.deepcopy(model.cfg))
+    model.cfg.test_dataloader.dataset.pipeline[0] = dict(type="LoadBiomedicalImageFromFile")
+    with pytest.raises(ValueError, match="value_range: is not used by LoadBiomedicalImageFromFile"):
+        mmseg_ext.Predictor(model, value_range=(0, 4095))
 
 
 def test_bfloat16(model):
@@ -342,6 +369,7 @@ def test_bad_images_are_errors(model, tmp_path):
     with pytest.raises(UnreadableFileError, match=r"b\.png"):
         predictor(tmp_path / "b.png")
     values = (np.full((8, 8), 1.1), np.full((8, 8), np.nan), np.zeros((8, 8), np.int64))
+    values += (np.zeros((8, 8), complex), Image.new("RGB", (0, 5)))
     for bad in (*values, np.zeros((3, 8, 8), np.uint8), np.zeros((0, 8, 3), np.uint8), None, 3):
         with pytest.raises(ValueError, match="image"):
             predictor(bad)
