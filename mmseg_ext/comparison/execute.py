@@ -24,6 +24,7 @@ from mmseg_ext.comparison.table import text_table, write_table
 from mmseg_ext.comparison.timing import Cost
 from mmseg_ext.durable.work_dir import lock_work_dir
 from mmseg_ext.errors import LaunchError, join_names, one_line
+from mmseg_ext.reports.run_data import read_curves
 
 PROGRAM = (sys.executable, "-m", "mmseg_ext")
 OUTPUT = "output.txt"  # of the processes of a run
@@ -38,6 +39,13 @@ def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
     if missing and not run.checkpoint.is_file():
         missing.insert(0, run.train_words())
     return missing
+
+
+def trained_iterations(run: Run) -> int:
+    """Return the iterations that a run has logged; 0 if its length is in epochs."""
+    if not run.last.startswith("iter_"):
+        return 0
+    return max(read_curves(run.folder, []).get("loss", {}), default=0)
 
 
 def cards_of(gpus: Sequence[int]) -> list[str]:
@@ -128,9 +136,9 @@ def measure_missing(plan: Plan, gpu: str | None = None) -> None:
 class _Job:
     """A run whose steps are executed, one process after the other."""
 
-    def __init__(self, run: Run, plan: Plan, gpu: str | None):
-        self.run, self.plan, self.gpu = run, plan, gpu
-        self.started = time.monotonic()
+    def __init__(self, run: Run, plan: Plan, gpu: str | None, expected: float):
+        self.run, self.plan, self.gpu, self.expected = run, plan, gpu, expected
+        self.started, self.first = time.monotonic(), trained_iterations(run)
         self.step: list[str] = []  # the arguments of `process`
         self.process: Any = None
         self.error: str | None = None  # of a run that has ended and is not complete
@@ -138,6 +146,16 @@ class _Job:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    def left(self, factor: float) -> float:
+        """Return the seconds that the run still needs, at its own pace when it has logged one.
+
+        Until then it takes the expected time, multiplied by `factor`.
+        """
+        total, done = factor * self.expected, trained_iterations(self.run) - self.first
+        if done > 0:
+            total = self.seconds * (self.run.length - self.first) / done
+        return max(0.0, total - self.seconds)
 
     def has_ended(self) -> bool:
         """Start the next step if there is one; return whether the run has ended."""
@@ -174,7 +192,8 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
     waiting = [run for run in plan.runs if steps_of(run, plan.tests)]
     expected = {}  # seconds
     for run in waiting:
-        expected[run] = _START + run.length * plan.costs[run.data, run.model].seconds
+        iterations = run.length - trained_iterations(run)
+        expected[run] = _START + iterations * plan.costs[run.data, run.model].seconds
     free: list[str | None] = [*gpus] if gpus else [None] * jobs
     total, places, ended = len(plan.runs), len(free), len(plan.runs) - len(waiting)
     running: list[_Job] = []
@@ -184,17 +203,20 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
 
     def say(text: str) -> None:
         # A run that takes longer than expected tells the same of those that follow.
-        slower = max([factor, *(job.seconds / expected[job.run] for job in running)])
-        seconds = slower * sum(expected[run] for run in waiting)
+        seconds, slower = 0.0, factor
         for job in running:
-            seconds += slower * expected[job.run] - job.seconds
-        left = timedelta(seconds=round(seconds / places))
-        print(f"[{ended}/{total}] {text}; about {left} left", flush=True)
+            left = job.left(factor)
+            slower = max(slower, (job.seconds + left) / job.expected)
+            seconds += left
+        seconds += slower * sum(expected[run] for run in waiting)
+        about = timedelta(seconds=round(seconds / places))
+        print(f"[{ended}/{total}] {text}; about {about} left", flush=True)
 
     try:
         while waiting or running:
             while waiting and free:
-                running.append(_Job(waiting.pop(0), plan, free.pop(0)))
+                run = waiting.pop(0)
+                running.append(_Job(run, plan, free.pop(0), expected[run]))
                 say(f"{running[-1].run.name}: starts")
             for job in [job for job in running if job.has_ended()]:
                 running.remove(job)

@@ -372,6 +372,23 @@ def test_a_write_error_costs_one_run(tmp_path, monkeypatch, capsys, step):
     assert "seed 1: failed" in capsys.readouterr().out
 
 
+def test_the_time_left_follows_the_pace_of_a_run(tmp_path, monkeypatch):
+    """It was resumed at iteration 2, and took ten seconds for the next one of four."""
+    made, now = some_plan(tmp_path, 1), [0.0]
+    monkeypatch.setattr(execute.time, "monotonic", lambda: now[0])
+    log = made.runs[0].folder / "20260131_235959/vis_data/scalars.json"
+    log.parent.mkdir(parents=True)
+    log.write_text('{"loss": 1.0, "step": 1}\n{"loss": 1.0, "step": 2}\n')
+    job = execute._Job(made.runs[0], made, None, expected=6.0)
+    now[0] = 4.0
+    assert job.left(1.0) == 2.0 and job.left(2.0) == 8.0  # as expected, or twice as long
+    now[0] = 10.0
+    assert job.left(1.0) == 0.0
+    with log.open("a") as file:
+        file.write('{"loss": 1.0, "step": 3}\n')
+    assert job.left(1.0) == 10.0
+
+
 def test_a_training_that_a_signal_stops_is_not_complete(tmp_path, monkeypatch):
     """It ends with status 0, and is not started again by the same comparison."""
     made, started = some_plan(tmp_path, 2), []
