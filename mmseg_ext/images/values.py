@@ -38,7 +38,7 @@ _CONVERTED = (5, 6, 8)  # CMYK, YCbCr and CIELAB
 _PLAIN_MODES = ("1", "L", "LA", "RGB", "RGBA", "F")  # Pillow's, whose values are those of the file
 # Decoded by OpenCV, as in mmcv, or by Pillow if OpenCV is missing.
 _BY_OPENCV = ("L", "P", "RGB", "CMYK", "YCbCr")
-_ANIMATED = ("PNG", "WEBP")  # a JPEG's further images, such as of a gain map, are no frames
+_ANIMATED = ("GIF", "PNG", "WEBP")  # a JPEG's further images, such as of a gain map, are no frames
 # The first and last bytes of complete JPEG and PNG files.
 _FRAMES = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG", b"IEND\xaeB`\x82"))
 # ImageMagick's texts with EXIF, as hexadecimal digits behind a name and a length.
@@ -89,7 +89,7 @@ class Photo:
     colors: bool = False  # whether the first three channels are declared as red, green and blue
     palette: np.ndarray | None = None  # RGBA (N, 4), if the values are indices
     geotags: tuple[tuple, ...] = ()  # the place on a map, as `extratags` of tifffile
-    frames: int = 1  # of an animated PNG or WebP; the values are those of the first one
+    frames: int = 1  # of an animation; the values are those of the first one
     name: str = "image"  # its path and page, for messages
 
     def upright(self) -> "Photo":

@@ -28,6 +28,7 @@ from mmseg_ext.images.values import (
     tiff_images,
 )
 from mmseg_ext.images.values import turned as turned_values
+from mmseg_ext.own_dataset.annotations.masks import read_mask
 from tests.messages import raises_message, warns_message
 
 U8, U16, F32 = np.uint8, np.uint16, np.float32
@@ -284,8 +285,8 @@ def test_sixteen_bits_that_use_few_warn_once_for_a_kind_of_file(monkeypatch):
             load(data)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_an_animation_is_its_first_frame_with_a_warning(monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_an_animation_is_its_first_frame_with_a_warning(tmp_path, monkeypatch, kind):
     """A JPEG's second image, such as a phone's map of brightness, is no frame."""
     monkeypatch.setattr(module, "warned_kinds", set())
     more = [Image.fromarray(image) for image in (255 - RGB, RGB // 2)]
@@ -293,7 +294,11 @@ def test_an_animation_is_its_first_frame_with_a_warning(monkeypatch, kind):
     data = picture(RGB, kind, save_all=True, append_images=more, **lossless)
     with pytest.warns(UserWarning, match=r"^x.tif: has 3 frames, of which only the first is used"):
         image = load(data)
-    assert np.array_equal(image, RGB[..., ::-1])
+    (tmp_path / "mask").write_bytes(data)
+    (note,) = read_mask(tmp_path / "mask").notes
+    assert note.startswith("a mask has 3 frames")
+    if kind != "GIF":  # which has 256 colors
+        assert np.array_equal(image, RGB[..., ::-1])
     phone = picture(RGB, "MPO", save_all=True, append_images=more)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

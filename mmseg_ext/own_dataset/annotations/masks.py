@@ -216,10 +216,11 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         largest = np.maximum.reduce([own >> 16, own >> 8 & 255, own & 255])
         codes = COLOR << 40 | largest << 24 | own
     found.values = codes.tolist()
+    notes = [f"a mask {note}"] if (note := pixels.frames_note()) else []
+    found.notes = notes
     if not (transparent | missing).any():
         return found
     codes = np.array(found.values)[found.indices]
-    notes = []
     if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
         notes.append(_BOTH_BLACK)
     codes[transparent] = _BLACK  # an eraser leaves any color
