@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -195,7 +195,8 @@ def read_run(work_dir: Path) -> Run:
         ValueError: if it contains no run, or results that cannot be read.
     """
     notes: list[str] = []
-    curves, records = read_curves(work_dir, notes), read_records(work_dir)
+    folders, records = _log_folders(work_dir)
+    curves = read_curves(work_dir, notes)
     folder = work_dir.resolve()
     name, preview = folder.name, ""
     if folder.name == "work_dir" and (folder.parent / "config.py").is_file():  # of a project
@@ -203,23 +204,24 @@ def read_run(work_dir: Path) -> Run:
         picture = folder.parent / "preview.png"
         if picture.is_file():
             preview = _data_uri(picture, "png")
-    results, augmented = _latest_results(work_dir, name)
+    results, augmented = _latest_results(folders, name)
     if not curves and results is None:
         raise ValueError(
             f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
             "directory of one run, such as work_dirs/CONFIG"
         )
-    environment = _facts([*records.values()][-1] if records else {})
+    starts = [*records.values()]
+    environment = _facts(starts[-1] if starts else {})
     if results is None:
         notes.append(
             f"{work_dir}: no validation or test wrote {RESULTS}; for classes, confusion and images "
             f"run mmseg-ext report --evaluate {shlex.quote(str(work_dir))}"
         )
     # mmengine's own Runner writes no run.json, and its config next to the scalars.
-    config = _newest(folder, "*/config.py") or _newest(folder, "*/vis_data/config.py")
-    cost = _newest(folder, f"*/{COST}")
-    starts = [log for log, one in records.items() if one.get("start_iteration") == 0]
-    first = starts[-1] / "config.py" if starts else None
+    config = _newest(folders, "config.py") or _newest(folders, "vis_data/config.py")
+    cost = _newest(folders, COST)
+    begins = bool(starts) and starts[0].get("start_iteration") == 0  # else of another folder
+    first = next(iter(records)) / "config.py" if begins else None
     return Run(
         name=name,
         config="" if config is None else config.read_text(errors="replace"),
@@ -227,10 +229,10 @@ def read_run(work_dir: Path) -> Run:
         curves=curves,
         results=results,
         augmented=augmented,
-        seconds=_seconds_of_training(records.values()),
+        seconds=_seconds_of_training(starts),
         notes=notes,
         preview=preview,
-        config_file=config,
+        config_file=None if config is None else config.resolve(),
         checkpoint=best_checkpoint(folder),
         cost={} if cost is None else _facts(read_object(cost)),
         first_config=first.read_text(errors="replace") if first and first.is_file() else "",
@@ -255,13 +257,16 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     `notes` gets a line for each file with lines that are left out.
     """
     merged: dict[str, Curve] = {}
-    records = read_records(work_dir)
-    for path in sorted(work_dir.glob("*/vis_data/scalars.json")):
+    folders, records = _log_folders(work_dir)
+    for folder in folders:
+        path = folder / "vis_data/scalars.json"
+        if not path.is_file():
+            continue
         curves, damaged = read_scalars(path.read_text(errors="replace"))
         if damaged:
             notes.append(f"{path}: {damaged} damaged lines are left out")
-        begin = records.get(path.parents[1], {}).get("start_iteration", math.inf)
-        for curve in merged.values():  # a new run, or one that resumed an earlier checkpoint
+        begin = records.get(folder, {}).get("start_iteration", math.inf)
+        for curve in merged.values():  # of a run that resumed an earlier checkpoint
             for step in list(curve):
                 if step > begin:
                     del curve[step]
@@ -270,20 +275,32 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     return {name: dict(sorted(curve.items())) for name, curve in merged.items()}
 
 
+def _log_folders(work_dir: Path) -> tuple[list[Path], dict[Path, dict[str, Any]]]:
+    """Return the log folders of the newest training and its tests, and the records of its starts.
+
+    Both are in the order of time. A training that starts at iteration 0 replaces what an earlier
+    one left in the same folder. Without such a record, as of mmengine's own Runner, all log folders
+    belong to one run.
+    """
+    records = read_records(work_dir)
+    begins = [log.name for log, one in records.items() if one.get("start_iteration") == 0]
+    begin = begins[-1] if begins else ""
+    folders = [path for path in work_dir.glob("*") if path.is_dir() and path.name >= begin]
+    return sorted(folders), {log: one for log, one in records.items() if log.name >= begin}
+
+
 def _seconds_of_training(records: Iterable[dict[str, Any]]) -> float:
     seconds = 0.0
     for record in records:
-        if record.get("start_iteration") == 0:  # a new run in the same folder
-            seconds = 0.0
         if "started" in record and "ended" in record:
             begin = datetime.fromisoformat(record["started"])
             seconds += (datetime.fromisoformat(record["ended"]) - begin).total_seconds()
     return seconds
 
 
-def _newest(work_dir: Path, pattern: str) -> Path | None:
-    """Return the last file by name."""
-    return max(work_dir.glob(pattern), default=None)
+def _newest(folders: Sequence[Path], name: str) -> Path | None:
+    """Return the file of this name in the last folder that has one."""
+    return next((log / name for log in reversed(folders) if (log / name).is_file()), None)
 
 
 def _facts(record: dict[str, Any]) -> dict[str, str]:
@@ -298,15 +315,17 @@ def _facts(record: dict[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _latest_results(work_dir: Path, name: str) -> tuple[Results | None, Results | None]:
-    """Return the newest results without and with test-time augmentation.
+def _latest_results(folders: Iterable[Path], name: str) -> tuple[Results | None, Results | None]:
+    """Return the newest results of log folders without and with test-time augmentation.
 
     If there are only results with it, they are the first.
 
     `name` replaces "config", which every project's config is called.
     """
     found: dict[bool, tuple[float, Results]] = {}
-    for path in work_dir.glob(f"*/{RESULTS}"):
+    for path in (folder / RESULTS for folder in folders):
+        if not path.is_file():
+            continue
         try:
             content = json.loads(path.read_text())
             if content["config"] == "config":

@@ -411,6 +411,41 @@ def test_a_later_start_replaces_what_follows_it(tmp_path):
         assert (run.seconds, [*run.curves["loss"]]) == expected[folder]
 
 
+def test_a_new_training_replaces_the_results_of_an_earlier_one(work_dir, tmp_path):
+    """Tests come before, between and after two trainings; the second is resumed."""
+    for day, (begin, augmented) in enumerate(
+        [(None, False), (0, False), (None, True), (0, False), (20, False), (None, True)]
+    ):
+        folder = tmp_path / f"2026010{day}_000000"
+        folder.mkdir()
+        if begin is not None:
+            write_record(folder, begin, seed=day)
+            (folder / "config.py").write_text(f"a = {day}\n")
+        if day != 4:
+            change_results(work_dir, folder, images=day, time=day, augmented=augmented)
+            (folder / "cost.json").write_text(json.dumps({"parameters": day}))
+        found = read_run(tmp_path)
+        # No result or size of the first training is shown with the second.
+        expected = [(0, None), (1, None), (1, 2), (3, None), (3, None), (3, 5)][day]
+        shown = [one and one.images for one in (found.results, found.augmented)]
+        assert tuple(shown) == expected
+        assert found.cost == {"parameters": str(day - (day == 4))}
+        assert found.first_config == ["", *2 * ["a = 1\n"], *3 * ["a = 3\n"]][day]
+    for path in tmp_path.glob("*/run.json"):  # of mmengine's own Runner
+        path.unlink()
+    assert read_run(tmp_path).results.images == 3
+
+
+def test_a_new_training_has_no_results_before_its_validation(work_dir, tmp_path):
+    for name, begin in (("20260101_000000", 0), ("20260102_000000", 0)):
+        write_record(tmp_path / name, begin)
+        (tmp_path / name / "vis_data").mkdir()
+        (tmp_path / name / "vis_data/scalars.json").write_text('{"loss": 1.0, "step": 1}\n')
+    change_results(work_dir, tmp_path / "20260101_000000")
+    found = read_run(tmp_path)
+    assert found.results is None and "no validation" in found.notes[-1]
+
+
 @pytest.fixture(scope="module")
 def work_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
