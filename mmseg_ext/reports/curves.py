@@ -37,26 +37,57 @@ _STYLE: dict[Any, Any] = {
 Curve = dict[int, float]  # value by iteration
 
 
-def read_scalars(text: str) -> tuple[dict[str, Curve], int]:
-    """Return every scalar of a `scalars.json` by name, and the number of damaged lines.
+def read_scalars(text: str, start: int = 0) -> tuple[dict[str, Curve], list[str]]:
+    """Return every scalar of a `scalars.json` by name, and notes of what the file lacks.
 
     A line is a JSON object with a `step`; a killed run leaves an incomplete one. A value that is
-    not finite, or too large to draw, is NaN.
+    not finite, or too large to draw, is NaN. With `log_metric_by_epoch`, the default of mmengine's
+    `LoggerHook`, the `step` of a validation counts epochs, and stays 0 in a loop of iterations. The
+    curves have its iteration.
+
+    Args:
+        text: the content of the file.
+        start: the iteration at which the file begins.
     """
-    curves: dict[str, Curve] = {}
-    damaged = 0
+    records: list[dict[str, Any]] = []
+    damaged, done, by_epoch = 0, start, False
+    first: dict[int, int] = {}  # iteration that each epoch logs first
     for line in text.splitlines():
         try:
             record = json.loads(line)
-            step = int(record["step"])
+            record["step"] = step = int(record["step"])
+            if "iter" in record:  # of the training
+                done = step
+                if "epoch" in record:
+                    first.setdefault(int(record["epoch"]), step)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             damaged += 1
             continue
+        by_epoch |= step < done  # no validation is at an earlier iteration than the line before it
+        records.append(record)
+    # Epochs log at equal distances. Only one that was resumed in its middle logs first later.
+    pairs = itertools.pairwise(sorted(first.items()))
+    length = max(((late - early) // (b - a) for (a, early), (b, late) in pairs), default=0)
+    curves: dict[str, Curve] = {}
+    done, is_moved = start, False
+    for record in records:
+        step = record.pop("step")
+        if "iter" in record:
+            done = step
+        elif by_epoch:
+            is_moved |= step * length == 0 and done > start
+            step = step * length or done
         for name, value in record.items():
-            if name != "step" and isinstance(value, (int, float)):
+            if isinstance(value, (int, float)):
                 value = float(value) if abs(value) < 1e30 else math.nan
                 curves.setdefault(name, {})[step] = value
-    return curves, damaged
+    notes = [f"{damaged} damaged lines are left out"] if damaged else []
+    if is_moved:
+        notes.append(
+            "has no iterations of validations, which are shown at the last logged one before; set "
+            "default_hooks.logger.log_metric_by_epoch=False"
+        )
+    return curves, notes
 
 
 def prediction_loss(curves: dict[str, Curve]) -> Curve:

@@ -254,7 +254,7 @@ def next_commands(
 def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     """Return every scalar of a run; a resumed run replaces the values of the steps it repeats.
 
-    `notes` gets a line for each file with lines that are left out.
+    `notes` gets a line for what a file lacks.
     """
     merged: dict[str, Curve] = {}
     folders, records = _log_folders(work_dir)
@@ -262,13 +262,12 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
         path = folder / "vis_data/scalars.json"
         if not path.is_file():
             continue
-        curves, damaged = read_scalars(path.read_text(errors="replace"))
-        if damaged:
-            notes.append(f"{path}: {damaged} damaged lines are left out")
-        begin = records.get(folder, {}).get("start_iteration", math.inf)
+        begin = records.get(folder, {}).get("start_iteration")  # None of mmengine's own Runner
+        curves, found = read_scalars(path.read_text(errors="replace"), begin or 0)
+        notes += [f"{path}: {note}" for note in found]
         for curve in merged.values():  # of a run that resumed an earlier checkpoint
             for step in list(curve):
-                if step > begin:
+                if begin is not None and step > begin:
                     del curve[step]
         for name, curve in curves.items():
             merged.setdefault(name, {}).update(curve)

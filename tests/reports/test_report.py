@@ -23,7 +23,7 @@ from mmseg_ext.images.pictures import error_overlay
 from mmseg_ext.reports import RunResultsHook, results_hook
 
 # The command makes a page of pictures; the tests compare the numbers that they show.
-from mmseg_ext.reports.curves import curves_figure, curves_svg
+from mmseg_ext.reports.curves import curves_figure, curves_svg, read_scalars
 from mmseg_ext.reports.page import overview, page, scores_text
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from mmseg_ext.reports.scores import class_scores, group_runs
@@ -374,6 +374,59 @@ def test_curves_of_a_resumed_run_are_merged_and_cut_lines_told(tmp_path):
     assert read_curves(tmp_path, notes)["loss"] == {1: 3.0, 2: 1.5, 3: 1.0}
     paths = [tmp_path / i / "vis_data/scalars.json" for i in "13"]
     assert notes == [f"{paths[i]}: {2 - i} damaged lines are left out" for i in (0, 1)]
+
+
+def write_epochs(folder: Path, epochs, length: int, interval: int, start: int = 0, **shared) -> str:
+    """Write the log of epochs as `LoggerHook` does with `log_metric_by_epoch`."""
+    rows = []
+    for epoch in epochs:
+        for done in range(interval, length + 1, interval):
+            step = (epoch - 1) * length + done
+            if step > start:
+                rows.append({"loss": 1.0, "epoch": epoch, "iter": step, "step": step} | shared)
+        rows.append({"mIoU": 10.0 * epoch, "step": epoch})
+    folder.joinpath("vis_data").mkdir(parents=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "vis_data/scalars.json").write_text(text)
+    return text
+
+
+def test_validations_of_epochs_are_at_their_iterations(tmp_path):
+    """The last iterations of an epoch are not logged; the second start is within an epoch."""
+    notes = []
+    write_epochs(tmp_path / "1", (1, 2, 3), length=107, interval=50)
+    assert read_curves(tmp_path, notes)["mIoU"] == {107: 10.0, 214: 20.0, 321: 30.0}
+    write_epochs(tmp_path / "2", (4, 5, 6), length=107, interval=50, start=371)
+    write_record(tmp_path / "2", 371)
+    curves = read_curves(tmp_path, notes)
+    assert [*curves["mIoU"]] == [107, 214, 321, 428, 535, 642] and max(curves["loss"]) == 635
+    assert not notes
+
+
+def test_a_validation_of_unknown_iteration_is_at_the_line_before_it_with_a_note(tmp_path):
+    """Of one epoch, whose length is not known, and of iterations, where each step is 0."""
+    write_epochs(tmp_path / "one/1", (1,), length=107, interval=50)
+    text = write_epochs(tmp_path / "many/1", (1, 2), length=100, interval=50, epoch=1)
+    file = tmp_path / "many/1/vis_data/scalars.json"
+    file.write_text(re.sub(r'("mIoU".*"step": )\d', r"\g<1>0", text))
+    for name, places in (("one", [100]), ("many", [100, 200])):
+        notes = []
+        assert [*read_curves(tmp_path / name, notes)["mIoU"]] == places
+        assert (
+            lines_with(notes[0], name, "default_hooks.logger.log_metric_by_epoch=False")
+            and len(notes) == 1
+        )
+    text = '{"mIoU": 20.0, "step": 2}\n' + '{"loss": 1.0, "iter": 250, "epoch": 3, "step": 250}\n'
+    assert read_scalars(text, 200) == ({  # an interrupted validation is repeated first
+        "mIoU": {200: 20.0}, "loss": {250: 1.0}, "iter": {250: 250.0}, "epoch": {250: 3.0}
+    }, [])  # fmt: skip
+
+
+def test_validations_of_iterations_stay_where_they_are():
+    rows = [{"mIoU": 1.0, "step": 0}, *({"loss": 1.0, "iter": i, "step": i} for i in (2, 4))]
+    rows += [{"mIoU": 2.0, "step": 5}, {"loss": 1.0, "iter": 6, "step": 6}]
+    curves, notes = read_scalars("\n".join(map(json.dumps, rows)))
+    assert (curves["mIoU"], notes) == ({0: 1.0, 5: 2.0}, [])
 
 
 def write_record(folder, begin=0, **times):
