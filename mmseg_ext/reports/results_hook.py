@@ -132,10 +132,11 @@ class RunResultsHook(Hook):
             kind = WORST if i < len(self._worst) else TYPICAL
             entry = {"file": f"{i}.jpg", "kind": kind, "name": example.name}
             examples.append({**entry, "miou": example.miou, "wrong": example.wrong})
-        objects = {}  # the scores of `ObjectMetric`, as shares
-        for name, score in (metrics or {}).items():
-            if name.startswith("objects/"):
-                objects[name.removeprefix("objects/")] = score / 100
+        objects = {}  # the scores of each `ObjectMetric`, as shares, by its prefix
+        for metric in loop.evaluator.metrics:
+            keys = {name: f"{metric.prefix}/{name}" for name in getattr(metric, "score_names", ())}
+            if metrics and "count_error" in keys and keys["F1"] in metrics:
+                objects[metric.prefix] = {name: metrics[key] / 100 for name, key in keys.items()}
         content = {
             "source": source,
             "time": time.time(),

@@ -23,7 +23,7 @@ from mmseg_ext.errors import format_error
 from mmseg_ext.reports.curves import Curve, read_scalars
 from mmseg_ext.reports.records import read_object, read_records
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
-from mmseg_ext.reports.scores import class_scores, mean_of_known
+from mmseg_ext.reports.scores import OBJECT_SCORES, class_scores, mean_of_known
 
 COST = "cost.json"  # parameters and multiply-adds
 # Top-level entries of a resolved config that a repetition of an experiment may change.
@@ -38,7 +38,8 @@ class Results:
 
     `trained` names config, head, backbone and dataset. `confusion` (classes, classes) counts pixels
     by truth (rows) and prediction. `examples` have a name, a kind, a picture as data URI, and the
-    shares `miou` and `wrong`, NaN if not known. `objects` are the scores of `ObjectMetric`, 0 to 1.
+    shares `miou` and `wrong`, NaN if not known. `objects` are the scores of each `ObjectMetric`, 0
+    to 1, by its prefix.
     """
 
     source: str
@@ -49,7 +50,7 @@ class Results:
     confusion: np.ndarray
     examples: list[dict[str, Any]]
     ignore_index: int = 255
-    objects: dict[str, float] = field(default_factory=dict)
+    objects: dict[str, dict[str, float]] = field(default_factory=dict)
     split: str = ""  # the folder or list of the images; '' of version 1.0.0
 
     @property
@@ -348,6 +349,9 @@ def _data_uri(path: Path, kind: str) -> str:
 
 
 def _results(content: dict, pictures: Path) -> Results:
+    objects = content.get("objects", {})
+    if "F1" in objects:  # up to 1.1.0, of one metric
+        objects = {"objects": objects}
     classes = [str(name) for name in content["classes"]]
     palette = [(int(red), int(green), int(blue)) for red, green, blue in content["palette"]]
     examples = []
@@ -367,6 +371,9 @@ def _results(content: dict, pictures: Path) -> Results:
         confusion=np.array(content["confusion"], dtype=np.int64),
         examples=examples,
         ignore_index=int(content.get("ignore_index", 255)),  # 1.0.0 wrote none
-        objects={name: float(share) for name, share in content.get("objects", {}).items()},
+        objects={
+            prefix: {name: float(scores[name]) for name in OBJECT_SCORES}
+            for prefix, scores in objects.items()
+        },
         split=str(content.get("split", "")),
     )

@@ -7,6 +7,7 @@ import numpy as np
 
 T = TypeVar("T")  # a run
 COLUMNS = ("pixels", "IoU", "Dice", "precision", "recall", "count error")
+OBJECT_SCORES = ("F1", "precision", "recall", "count_error")
 _LEAST_RUNS = 3  # for a deviation
 
 
@@ -51,8 +52,7 @@ def mean_of_known(scores: np.ndarray) -> np.ndarray:
 class Table(NamedTuple):
     """Scores (rows, COLUMNS) from 0 to 1, NaN where there is none.
 
-    The rows are the classes, their mean and, if they were counted, the objects, with their F1 as
-    Dice.
+    The rows are the classes, their mean and, if they were counted, objects, with their F1 as Dice.
     """
 
     rows: list[str]
@@ -68,9 +68,9 @@ def score_table(results: Any) -> Table:
     mean = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
     mean[0] = np.nan  # of shares it says nothing
     rows, lines = [*results.classes, "mean"], [values, mean]
-    if results.objects:
-        counted = [results.objects[key] for key in ("F1", "precision", "recall", "count_error")]
-        rows.append("objects")
+    for name, of_objects in results.objects.items():
+        counted = [of_objects[key] for key in OBJECT_SCORES]
+        rows.append(name)
         lines.append(np.array([np.nan, np.nan, *counted]))
     return Table(rows, np.vstack(lines))
 

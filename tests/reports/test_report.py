@@ -18,7 +18,7 @@ from mmseg.structures import SegDataSample
 from PIL import Image
 
 from mmseg_ext.commands import run
-from mmseg_ext.evaluation import CheckedIoUMetric
+from mmseg_ext.evaluation import BoundaryMetric, CheckedIoUMetric, ObjectMetric
 from mmseg_ext.images.pictures import error_overlay
 from mmseg_ext.reports import RunResultsHook, results_hook
 
@@ -118,7 +118,8 @@ def three_runs() -> list[Run]:
 
 def test_table_for_spreadsheets_has_mean_and_deviation():
     runs = two_runs()
-    runs[0].results.objects = dict(F1=0.8, precision=1.0, recall=2 / 3, count_error=0.25)
+    counted = dict(F1=0.8, precision=1.0, recall=2 / 3, count_error=0.25)
+    runs[0].results.objects = {"objects": counted}
     lines = scores_text(runs[:1], ".csv").splitlines()
     assert lines[0] == "run,class,pixels,IoU,Dice,precision,recall,count error"
     assert lines[1] == '"a,b","ground",80.00,75.00,85.71,100.00,75.00,'
@@ -133,6 +134,20 @@ def test_table_for_spreadsheets_has_mean_and_deviation():
     assert re.search('mean of 3 runs","ground",80.00,83.33,.*,83.33,$', text, re.MULTILINE)
     assert re.search('deviation of 3 runs","ground",0.00,7.22,.*,7.22,$', text, re.MULTILINE)
     assert re.search(r'<td>83.3<span class="soft"> ± 7.2</span>', page(three_runs()))
+
+
+def test_objects_of_several_classes_have_a_row_each():
+    (run,) = two_runs()[:1]
+    counted = dict(precision=1.0, recall=2 / 3, count_error=0.25)
+    run.results.objects = {
+        name: {"F1": share, **counted} for name, share in (("cars", 0.8), ("i", 0.7))
+    }
+    lines = scores_text([run], ".csv").splitlines()
+    ends = [
+        f'"{name}",,,{f1},100.00,66.67,25.00' for name, f1 in (("cars", "80.00"), ("i", "70.00"))
+    ]
+    assert lines[5:] == [f'"a,b",{end}' for end in ends]
+    assert "Cars: F1 80.0 %" in page([run]) and "I: F1 70.0 %" in page([run])
 
 
 def test_two_runs_have_both_scores_instead_of_a_deviation():
@@ -313,8 +328,10 @@ def validate(folder: Path, widths: list[int], batch: int = 1, **settings) -> dic
         samples.append(SegDataSample(metainfo={"img_path": f"{i}.png"}, **maps))
     loader = Images(samples)
     loader.dataset = loader
-    metric = SimpleNamespace(intersect_and_union=None, ignore_index=255)
-    loop = SimpleNamespace(dataloader=loader, evaluator=SimpleNamespace(metrics=[metric]))
+    metrics: list = [SimpleNamespace(intersect_and_union=None, ignore_index=255)]
+    metrics += [ObjectMetric("sky", prefix=prefix) for prefix in (None, "trees", "unseen")]
+    metrics += [BoundaryMetric()]
+    loop = SimpleNamespace(dataloader=loader, evaluator=SimpleNamespace(metrics=metrics))
     cfg = Config({"model": {}, **settings})
     runner = SimpleNamespace(val_loop=loop, cfg=cfg, log_dir=str(folder), iter=7)
     hook = RunResultsHook(examples=2)
@@ -322,7 +339,10 @@ def validate(folder: Path, widths: list[int], batch: int = 1, **settings) -> dic
         outputs = samples[start : start + batch]
         images = [torch.zeros(3, 1, 10, dtype=torch.uint8)] * len(outputs)
         hook.after_val_iter(runner, start, {"inputs": images}, outputs)
-    hook.after_val_epoch(runner, {"objects/F1": 75.0, "mIoU": 3.0})
+    scores = dict(zip(ObjectMetric.score_names, (75.0, 50.0, 25.0, np.nan), strict=True))
+    logged = {f"objects/{name}": score for name, score in scores.items()}
+    logged |= {f"trees/{name}": score / 5 for name, score in scores.items()}
+    hook.after_val_epoch(runner, logged | {"mIoU": 3.0, "boundary/mF1": 7.0})
     return json.loads((folder / "results.json").read_text())
 
 
@@ -334,7 +354,19 @@ def test_worst_images_come_first_and_then_a_typical_one(tmp_path, batch):
     assert shown[2] in [("2.png", "typical"), ("4.png", "typical")]
     assert [entry["wrong"] for entry in results["examples"]] == pytest.approx([0.9, 0.8, 0.2])
     assert results["confusion"] == [[45, 25, 0], [0, 0, 0], [0, 0, 0]]
-    assert results["objects"] == {"F1": 0.75}
+    shares = dict(F1=0.75, precision=0.5, recall=0.25)
+    assert [*results["objects"]] == ["objects", "trees"]
+    for prefix, factor in (("objects", 1), ("trees", 5)):
+        found = results["objects"][prefix]
+        assert np.isnan(found.pop("count_error"))
+        assert found == pytest.approx({name: share / factor for name, share in shares.items()})
+
+
+def test_objects_of_older_results_are_read(work_dir, foreign):
+    scores = dict(F1=0.75, precision=0.5, recall=0.25, count_error=0.1)
+    for objects in (scores, {"objects": scores}):
+        change_results(work_dir, foreign, objects=objects)
+        assert read_run(foreign.parent).results.objects == {"objects": scores}
 
 
 def test_of_images_that_a_sampler_repeats_one_counts(tmp_path, monkeypatch):
