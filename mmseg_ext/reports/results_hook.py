@@ -151,6 +151,7 @@ class RunResultsHook(Hook):
             "palette": np.asarray(dataset.metainfo["palette"]).tolist(),
             "confusion": self._confusion.tolist(),
             "ignore_index": _iou_metric(loop).ignore_index,
+            "nan_to_num": getattr(_iou_metric(loop), "nan_to_num", None),
             "objects": objects,
             "examples": examples,
         }

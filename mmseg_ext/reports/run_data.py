@@ -51,6 +51,7 @@ class Results:
     examples: list[dict[str, Any]]
     ignore_index: int = 255
     objects: dict[str, dict[str, float]] = field(default_factory=dict)
+    nan_to_num: float | None = None
     split: str = ""  # the folder or list of the images; '' of version 1.0.0
 
     @property
@@ -61,9 +62,13 @@ class Results:
         return f"{count}images of {Path(name).name}" if name else f"{self.images} images"
 
     @cached_property
+    def scores(self) -> dict[str, np.ndarray]:
+        """IoU, Dice, precision and recall of each class, (classes,), as in the log."""
+        return class_scores(self.confusion, self.ignore_index, self.nan_to_num)
+
+    @property
     def iou(self) -> np.ndarray:
-        """IoU of each class, (classes,); see `class_scores`."""
-        return class_scores(self.confusion, self.ignore_index)["IoU"]
+        return self.scores["IoU"]
 
     @cached_property
     def miou(self) -> float:
@@ -349,7 +354,7 @@ def _data_uri(path: Path, kind: str) -> str:
 
 
 def _results(content: dict, pictures: Path) -> Results:
-    objects = content.get("objects", {})
+    objects, nan_to_num = content.get("objects", {}), content.get("nan_to_num")
     if "F1" in objects:  # up to 1.1.0, of one metric
         objects = {"objects": objects}
     classes = [str(name) for name in content["classes"]]
@@ -375,5 +380,6 @@ def _results(content: dict, pictures: Path) -> Results:
             prefix: {name: float(scores[name]) for name in OBJECT_SCORES}
             for prefix, scores in objects.items()
         },
+        nan_to_num=None if nan_to_num is None else float(nan_to_num),
         split=str(content.get("split", "")),
     )

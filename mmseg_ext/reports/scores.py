@@ -30,16 +30,24 @@ def area_scores(areas: np.ndarray) -> dict[str, np.ndarray]:
     return scores
 
 
-def class_scores(confusion: np.ndarray, ignore_index: int = 255) -> dict[str, np.ndarray]:
+def class_scores(
+    confusion: np.ndarray, ignore_index: int = 255, nan_to_num: float | None = None
+) -> dict[str, np.ndarray]:
     """Return `area_scores` of each class, (classes,); NaN for an ignored class.
 
     Args:
         confusion: (classes, classes), pixels by truth (rows) and prediction.
         ignore_index: the label that is ignored, a class or not.
+        nan_to_num: the score of a class without pixels for it, as in `IoUMetric`; NaN by default.
     """
     areas = np.stack([confusion.diagonal(), confusion.sum(1), confusion.sum(0)], -1)
-    areas[np.arange(len(areas)) == ignore_index] = 0
-    return area_scores(areas)
+    is_ignored = np.arange(len(areas)) == ignore_index
+    areas[is_ignored] = 0
+    scores = area_scores(areas)
+    if nan_to_num is not None:
+        for score in scores.values():
+            score[np.isnan(score) & ~is_ignored] = nan_to_num
+    return scores
 
 
 def mean_of_known(scores: np.ndarray) -> np.ndarray:
@@ -61,11 +69,10 @@ class Table(NamedTuple):
 
 def score_table(results: Any) -> Table:
     """Return the scores of `Results`."""
-    scores = class_scores(results.confusion, results.ignore_index)
     values = np.full((len(results.classes), len(COLUMNS)), np.nan)
     values[:, 0] = results.class_shares
-    values[:, 1:5] = np.column_stack([scores[name] for name in COLUMNS[1:5]])
-    mean = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
+    values[:, 1:5] = np.column_stack([results.scores[name] for name in COLUMNS[1:5]])
+    mean = mean_of_known(values.T)
     mean[0] = np.nan  # of shares it says nothing
     rows, lines = [*results.classes, "mean"], [values, mean]
     for name, of_objects in results.objects.items():

@@ -26,7 +26,7 @@ from mmseg_ext.reports import RunResultsHook, results_hook
 from mmseg_ext.reports.curves import curves_figure, curves_svg, read_scalars
 from mmseg_ext.reports.page import overview, page, scores_text
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
-from mmseg_ext.reports.scores import class_scores, group_runs
+from mmseg_ext.reports.scores import COLUMNS, class_scores, group_runs, score_table
 from tests.configs import CONFIGS
 from tests.engine.runs import train_here, write_config
 from tests.messages import lines_with
@@ -589,6 +589,35 @@ def test_figures_are_those_of_the_run(work_dir):
     assert run.training["multiply-adds"].startswith("0.15 GMAC")
     with Image.open(written.parent / "examples/0.jpg") as picture:
         assert picture.size == (132, 132)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sky"),
+    [
+        (CheckedIoUMetric, np.nan),
+        (partial(CheckedIoUMetric, nan_to_num=0), 0),
+        (partial(IoUMetric, nan_to_num=0), 0),
+        (partial(IoUMetric, nan_to_num=1), 1),
+        (partial(CheckedIoUMetric, nan_to_num=1, ignore_index=2), np.nan),
+    ],
+)
+def test_scores_are_those_of_the_log(tmp_path, kind, sky):
+    """The sky is nowhere: it counts as `nan_to_num`, but not if it is ignored."""
+    (tmp_path / "1").mkdir()
+    seen_by_the_hook(tmp_path / "1", 4, 4, kind)
+    metric = kind(iou_metrics=["mIoU", "mDice", "mFscore"])
+    metric.dataset_meta = Images.metainfo
+    truth = torch.zeros(1, 4, 4, dtype=torch.int64)
+    truth[..., 2:] = 1
+    maps = {"gt_sem_seg": {"data": truth}, "pred_sem_seg": {"data": torch.zeros_like(truth)}}
+    metric.process({}, [maps])
+    logged = metric.evaluate(1)
+    table = score_table(read_run(tmp_path).results)
+    shown = dict(zip(COLUMNS, table.values[table.rows.index("mean")], strict=True))
+    names = {"mIoU": "IoU", "mDice": "Dice", "mPrecision": "precision", "mRecall": "recall"}
+    for name, column in names.items():
+        assert 100 * shown[column] == pytest.approx(logged[name], abs=0.006), name
+    np.testing.assert_equal(table.values[2, 1:5], [sky] * 4)
 
 
 def test_the_run_of_a_project_has_its_name_and_picture(work_dir, tmp_path):
