@@ -1,6 +1,6 @@
 """Loss, mIoU and learning rate over the iterations, from mmengine's `scalars.json`.
 
-`read_scalars` reads the file, `prediction_loss` selects the loss that is comparable between heads,
+`read_scalars` reads the file, `cross_entropy` selects the loss that is comparable between heads,
 and `curves_svg` draws the curves of several runs.
 """
 
@@ -90,38 +90,52 @@ def read_scalars(text: str, start: int = 0) -> tuple[dict[str, Curve], list[str]
     return curves, notes
 
 
-def prediction_loss(curves: dict[str, Curve]) -> Curve:
-    """Return the decode head's cross-entropy, which every head has; else the sum of all losses.
+def cross_entropy(curves: dict[str, Curve]) -> Curve | None:
+    """Return the decode head's cross-entropy; None for a run with other losses.
 
-    For a head with several losses (DANet's), it is the loss of the prediction. The curve is empty
-    if nothing is logged.
+    For a head with several ones (DANet's), it is the loss of the prediction.
     """
     for name, curve in curves.items():  # a head logs the loss of its prediction first
         if name.startswith("decode.") and name.endswith("loss_ce"):
             return curve
-    return curves.get("loss", {})
+    return None
 
 
 @matplotlib.rc_context(_STYLE)
 def curves_figure(runs: dict[str, dict[str, Curve]]) -> Figure:
-    """Draw training loss, validation mIoU in percent and learning rate over the iterations."""
+    """Draw training loss, validation mIoU in percent and learning rate over the iterations.
+
+    The loss is the cross-entropy of the prediction, else the sum of all losses.
+    """
     figure = Figure(figsize=(4.9, 5.9), layout="constrained")
     loss, miou, rate = figure.subplots(3, 1, sharex=True, height_ratios=[2, 2, 1])
+    names, kinds = [], {True: [], False: []}  # lines of the loss by whether it is cross-entropy
     for (name, curves), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
-        losses = prediction_loss(curves)
+        losses = cross_entropy(curves)
+        kind = kinds[losses is not None]
+        if losses is None:
+            losses = curves.get("loss", {})
         marker = "." if len(losses) == 1 else None  # a line of one point shows nothing
         rates = curves.get("lr", {})
         rate.plot(list(rates), list(rates.values()), marker=marker, color=color)
-        loss.plot(list(losses), list(losses.values()), marker=marker, color=color)
+        lines = loss.plot(list(losses), list(losses.values()), marker=marker, color=color)
+        kind += lines if losses else ()
         steps, scores = list(curves.get("mIoU", {})), list(curves.get("mIoU", {}).values())
         if scores:
             name = f"{name} {scores[-1]:.1f}"
-        miou.plot(steps, scores, marker=".", label=name, color=color)
-    loss.set(title="Training loss (cross-entropy)", ylim=(0, None))
+        names.append(name)
+        miou.plot(steps, scores, marker=".", label="run", color=color)
+    about = "cross-entropy" if kinds[True] else "sum of all losses"
+    if kinds[True] and kinds[False]:
+        about = "cross-entropy; dashed: sum of all losses"
+        for line in kinds[False]:
+            line.set_linestyle("--")
+    loss.set(title=f"Training loss ({about})", ylim=(0, None))
     miou.set(title="Validation mIoU, %", ylim=(0, 100))
     rate.set(title="Learning rate", ylim=(0, None), xlim=(0, None), xlabel="iteration")
     rate.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-    miou.legend()
+    for text, name in zip(miou.legend().get_texts(), names, strict=True):
+        text.set_text(name)  # as a label, a name that begins with _ would be left out
     return figure
 
 

@@ -393,6 +393,38 @@ def test_curves_start_at_zero_in_one_color_for_each_run():
     assert "costs $a$" in svg and "var(--soft)" in svg and "var(--line)" in svg
 
 
+@pytest.mark.parametrize(
+    ("runs", "title", "styles"),
+    [
+        (("decode.loss_ce", "decode.out.loss_ce"), "(cross-entropy)", "--"),
+        (("decode.loss_dice", "loss_mask"), "(sum of all losses)", "--"),
+        (
+            ("decode.loss_ce", "decode.loss_dice"),
+            "(cross-entropy; dashed: sum of all losses)",
+            "-=",
+        ),
+        (("lr", "decode.loss_ce"), "(cross-entropy)", "--"),
+    ],
+)
+def test_the_title_names_the_losses_that_are_shown(runs, title, styles):
+    curves = {}
+    for i, name in enumerate(runs):
+        curves[str(i)] = {name: {1: 1.0, 2: 0.5}}
+        if name != "lr":
+            curves[str(i)] |= {"loss": {1: 3.0, 2: 2.0}}
+    axes = curves_figure(curves).axes[0]
+    assert axes.get_title().endswith(title)
+    assert "".join("=" if line.get_linestyle() == "--" else "-" for line in axes.lines) == styles
+
+
+def test_every_name_is_in_the_legend():
+    names = ["_base", "__", "b", ""]
+    legend = curves_figure({name: {"mIoU": {2: 50.0}} for name in names}).axes[1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [f"{name} 50.0" for name in names]
+    svg = curves_svg({"_without": {"loss": {1: 1.0}}})
+    assert "_without" in svg
+
+
 def test_curves_of_a_resumed_run_are_merged_and_cut_lines_told(tmp_path):
     for stamp, lines in (
         ("1", '{"loss": 3.0, "step": 1}\n{"loss": 2.0, "step": 2}\n{"loss": 2.0, "st\n[1]\n'),
