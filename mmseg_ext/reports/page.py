@@ -4,6 +4,7 @@ Pictures are data URIs, curves are SVG, and the page's own policy forbids script
 Colors follow the reader's light or dark setting.
 """
 
+import itertools
 import shlex
 import subprocess
 import sys
@@ -72,9 +73,12 @@ def report(
             raise ValueError(f"{work_dir}: the test failed; run: {command}")
     runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
     names = [run.name for run in runs]
-    for i, run in enumerate(runs):
-        if names.count(run.name) > 1:  # the page needs unique names
-            run.name += f" ({i + 1})"
+    taken = set(names)
+    for i, name in enumerate(names):
+        if names.count(name) > 1:  # the page needs unique names
+            numbered = (f"{name} ({number})" for number in itertools.count(i + 1))
+            runs[i].name = next(one for one in numbered if one not in taken)
+            taken.add(runs[i].name)
     tested = [(run, run.results.images_of) for run in runs if run.results is not None]
     for run, images in tested:
         first, of_first = tested[0]

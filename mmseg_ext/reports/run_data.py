@@ -32,7 +32,7 @@ _OF_A_REPETITION |= {"resume", "seed"}
 _FOLD = re.compile(r"fold[-_ ]?\d+", re.IGNORECASE)  # fold3 in the name of a list
 
 
-@dataclass
+@dataclass(eq=False)  # arrays have no truth value
 class Results:
     """One validation or test.
 
@@ -84,7 +84,7 @@ class Results:
         return float(self.confusion.trace() / max(self.confusion.sum(), 1))
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A run; `results` is None before the first validation, `notes` name what is missing.
 

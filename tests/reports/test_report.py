@@ -24,7 +24,7 @@ from mmseg_ext.reports import RunResultsHook, results_hook
 
 # The command makes a page of pictures; the tests compare the numbers that they show.
 from mmseg_ext.reports.curves import curves_figure, curves_svg, read_scalars
-from mmseg_ext.reports.page import overview, page, scores_text
+from mmseg_ext.reports.page import overview, page, report, scores_text
 from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from mmseg_ext.reports.scores import COLUMNS, class_scores, group_runs, score_table
 from tests.configs import CONFIGS
@@ -600,6 +600,30 @@ def test_a_run_is_named_once(work_dir, tmp_path, capsys):
     assert lines_with(capsys.readouterr().err, "latest", str(work_dir), "once")
     assert run("report", [str(work_dir), "--out", str(tmp_path / "scores.csv"), "--csv"]) == 1
     assert lines_with(capsys.readouterr().err, "scores.csv", "scores.html")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (("x", "x", "x (2)"), ["x (1)", "x (3)", "x (2)"]),
+        (("x (1)", "x", "x", "x (1)"), ["x (1) (1)", "x (2)", "x (3)", "x (1) (4)"]),
+        (("a", "b"), ["a", "b"]),
+    ],
+)
+def test_every_run_has_its_own_name(work_dir, tmp_path, given, shown):
+    folders = [tmp_path / str(i) / name for i, name in enumerate(given)]
+    for folder in folders:
+        (folder / "1").mkdir(parents=True)
+        change_results(work_dir, folder / "1")
+    runs, _ = report(folders, tmp_path / "report.html")
+    assert [run.name for run in runs] == shown
+
+
+def test_equal_results_are_two_runs():
+    """The page finds a run among the others, which no arrays may hinder."""
+    first, second = (a_run("same", [[1, 0, 0], [0, 1, 0], [0, 0, 0]]) for _ in range(2))
+    assert first != second and first.results != second.results
+    assert "points against same" in page([first, second])
 
 
 def test_figures_are_those_of_the_run(work_dir):
