@@ -51,34 +51,24 @@ def report(
         evaluate: first test the best checkpoint of each run, in another process.
 
     Raises:
-        ValueError: for a folder without a run or that is named twice, damaged results, or a test
-            that fails.
+        ValueError: for a folder without a run or that is named twice, damaged results, an `out`
+            that is no name of a page, or a test that fails.
     """
     named: dict[Path, str | Path] = {}  # by the folder itself
     for work_dir in work_dirs:
         other = named.setdefault(Path(work_dir).resolve(), work_dir)
         if other is not work_dir:
             raise ValueError(f"{work_dir}: is the same run as {other}; name it once")
-    for work_dir in map(Path, work_dirs if evaluate else ()):
-        run = read_run(work_dir)
-        if run.config_file is None or run.checkpoint is None:
-            raise ValueError(
-                f"{work_dir}: evaluating needs a config (*.py) and a checkpoint (*.pth); pass the "
-                "folder of a training, or leave out --evaluate"
-            )
-        words = [str(run.config_file), str(run.checkpoint), "--work-dir", str(work_dir)]
-        # Another process, so a config that fails or a full memory does not end this one.
-        if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
-            command = shlex.join(["mmseg-ext", "test", *words])
-            raise ValueError(f"{work_dir}: the test failed; run: {command}")
+    file = Path(out) if out else Path(work_dirs[0], "report.html")
+    if file.suffix in (".csv", ".tex"):
+        raise ValueError(f"--out {file}: is the page; name it {file.with_suffix('.html').name}")
+    if file.is_dir():
+        raise ValueError(f"--out {file}: is a folder; name a file such as {file / 'report.html'}")
     runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
-    names = [run.name for run in runs]
-    taken = set(names)
-    for i, name in enumerate(names):
-        if names.count(name) > 1:  # the page needs unique names
-            numbered = (f"{name} ({number})" for number in itertools.count(i + 1))
-            runs[i].name = next(one for one in numbered if one not in taken)
-            taken.add(runs[i].name)
+    if evaluate:
+        _test(runs, work_dirs)
+        runs = [read_run(Path(work_dir)) for work_dir in work_dirs]
+    _make_names_unique(runs)
     tested = [(run, run.results.images_of) for run in runs if run.results is not None]
     for run, images in tested:
         first, of_first = tested[0]
@@ -87,9 +77,6 @@ def report(
                 f"{run.name}: has scores of {images}, but {first.name} of {of_first}; to compare "
                 "the models, test both on one split"
             )
-    file = Path(out) if out else Path(work_dirs[0], "report.html")
-    if file.suffix in (".csv", ".tex"):
-        raise ValueError(f"--out {file}: is the page; name it {file.with_suffix('.html').name}")
     written = {file: page(runs)}
     for suffix, is_wanted in ((".csv", csv), (".tex", latex)):
         if is_wanted:
@@ -97,6 +84,34 @@ def report(
     for path, text in written.items():
         write_text(text, path)
     return runs, list(written)
+
+
+def _test(runs: Sequence[Run], work_dirs: Sequence[str | Path]) -> None:
+    """Test the best checkpoint of each run, after all runs are known to have one."""
+    tests = []
+    for run, work_dir in zip(runs, work_dirs, strict=True):
+        if run.config_file is None or run.checkpoint is None:
+            raise ValueError(
+                f"{work_dir}: evaluating needs a config (*.py) and a checkpoint (*.pth); pass the "
+                "folder of a training, or leave out --evaluate"
+            )
+        tests.append([str(run.config_file), str(run.checkpoint), "--work-dir", str(work_dir)])
+    for work_dir, words in zip(work_dirs, tests, strict=True):
+        # Another process, so a config that fails or a full memory does not end this one.
+        if subprocess.run([sys.executable, "-m", "mmseg_ext", "test", *words]).returncode:
+            command = shlex.join(["mmseg-ext", "test", *words])
+            raise ValueError(f"{work_dir}: the test failed; run: {command}")
+
+
+def _make_names_unique(runs: Sequence[Run]) -> None:
+    """Number the runs that share a name, because the page finds a run by its name."""
+    names = [run.name for run in runs]
+    taken = set(names)
+    for i, (run, name) in enumerate(zip(runs, names, strict=True), start=1):
+        if names.count(name) > 1:
+            numbered = (f"{name} ({number})" for number in itertools.count(i))
+            run.name = next(one for one in numbered if one not in taken)
+            taken.add(run.name)
 
 
 def template(name: str, folder: Path = Path(__file__).parent):

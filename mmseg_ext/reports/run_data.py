@@ -25,6 +25,7 @@ from mmseg_ext.reports.records import read_object, read_records
 from mmseg_ext.reports.results_hook import PICTURES, RESULTS, TYPICAL
 from mmseg_ext.reports.scores import OBJECT_SCORES, class_scores, mean_of_known
 
+SCALARS = "vis_data/scalars.json"
 COST = "cost.json"  # parameters and multiply-adds
 # Top-level entries of a resolved config that a repetition of an experiment may change.
 _OF_A_REPETITION = {"work_dir", "experiment_name", "fold", "launcher", "load_from", "randomness"}
@@ -198,8 +199,12 @@ def read_run(work_dir: Path) -> Run:
     """Read a work directory.
 
     Raises:
-        ValueError: if it contains no run, or results that cannot be read.
+        ValueError: if it is no folder, or contains no run, or results that cannot be read.
     """
+    todo = "pass the work directory of one run, such as work_dirs/CONFIG"
+    if not work_dir.is_dir():
+        what = "is a file" if work_dir.exists() else "does not exist"
+        raise ValueError(f"{work_dir}: {what}; {todo}")
     notes: list[str] = []
     folders, records = _log_folders(work_dir)
     curves = read_curves(work_dir, notes)
@@ -210,11 +215,14 @@ def read_run(work_dir: Path) -> Run:
         picture = folder.parent / "preview.png"
         if picture.is_file():
             preview = _data_uri(picture, "png")
-    results, augmented = _latest_results(folders, name)
+    results, augmented = _latest_results(folders, name, notes)
     if not curves and results is None:
+        log = _newest(folders, SCALARS)
+        if log is None:
+            raise ValueError(f"{work_dir}: has no TIME/{SCALARS} or TIME/{RESULTS}; {todo}")
         raise ValueError(
-            f"{work_dir}: has no TIME/vis_data/scalars.json or TIME/{RESULTS}; pass the work "
-            "directory of one run, such as work_dirs/CONFIG"
+            f"{log}: has no complete line, and no validation or test wrote {RESULTS}; train "
+            "longer, or set a shorter default_hooks.logger.interval"
         )
     starts = [*records.values()]
     environment = _facts(starts[-1] if starts else {})
@@ -265,7 +273,7 @@ def read_curves(work_dir: Path, notes: list[str]) -> dict[str, Curve]:
     merged: dict[str, Curve] = {}
     folders, records = _log_folders(work_dir)
     for folder in folders:
-        path = folder / "vis_data/scalars.json"
+        path = folder / SCALARS
         if not path.is_file():
             continue
         begin = records.get(folder, {}).get("start_iteration")  # None of mmengine's own Runner
@@ -320,14 +328,17 @@ def _facts(record: dict[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _latest_results(folders: Iterable[Path], name: str) -> tuple[Results | None, Results | None]:
+def _latest_results(
+    folders: Iterable[Path], name: str, notes: list[str]
+) -> tuple[Results | None, Results | None]:
     """Return the newest results of log folders without and with test-time augmentation.
 
     If there are only results with it, they are the first.
 
-    `name` replaces "config", which every project's config is called.
+    `name` replaces "config", which every project's config is called. `notes` gets a line for each
+    picture of the first that cannot be read.
     """
-    found: dict[bool, tuple[float, Results]] = {}
+    found: dict[bool, tuple[float, Results, list[str]]] = {}
     for path in (folder / RESULTS for folder in folders):
         if not path.is_file():
             continue
@@ -337,43 +348,56 @@ def _latest_results(folders: Iterable[Path], name: str) -> tuple[Results | None,
                 content["config"] = name
             written = float(content["time"])
             other = found.get(bool(content["augmented"]))
-            results = _results(content, path.parent / PICTURES)
+            results, missing = _results(content, path.parent / PICTURES)
             if other is None or other[0] <= written:
-                found[bool(content["augmented"])] = written, results
-        except (KeyError, TypeError, ValueError) as error:
+                found[bool(content["augmented"])] = written, results, missing
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             what = format_error(error)
             raise ValueError(f"{path}: is not what a run writes ({what}); delete it") from error
-    newest = {augmented: results for augmented, (_, results) in found.items()}
-    if False not in newest:
-        return newest.get(True), None
-    return newest[False], newest.get(True)
+    if not found:
+        return None, None
+    _, first, missing = found[min(found)]
+    notes += missing
+    return first, found[True][1] if len(found) > 1 else None
 
 
 def _data_uri(path: Path, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def _results(content: dict, pictures: Path) -> Results:
+def _results(content: dict, pictures: Path) -> tuple[Results, list[str]]:
+    """Return the results of a file, and a note for each picture that cannot be read."""
     objects, nan_to_num = content.get("objects", {}), content.get("nan_to_num")
     if "F1" in objects:  # up to 1.1.0, of one metric
         objects = {"objects": objects}
     classes = [str(name) for name in content["classes"]]
     palette = [(int(red), int(green), int(blue)) for red, green, blue in content["palette"]]
-    examples = []
+    confusion = np.array(content["confusion"], dtype=np.int64)
+    if len(palette) < len(classes) or confusion.shape != (len(classes), len(classes)):
+        size = "x".join(map(str, confusion.shape))
+        raise ValueError(
+            f"{len(classes)} classes, {len(palette)} colors, and a confusion matrix of {size}"
+        )
+    examples, notes = [], []
     for entry in content["examples"]:
-        uri = _data_uri(pictures / Path(str(entry["file"])).name, "jpeg")
+        picture = pictures / Path(str(entry["file"])).name
+        try:
+            uri = _data_uri(picture, "jpeg")
+        except OSError as error:
+            notes.append(f"{picture}: is left out ({error.strerror}); test again to write it")
+            continue
         example = {"name": str(entry["name"]), "kind": entry.get("kind", TYPICAL), "picture": uri}
         for key in ("miou", "wrong"):  # 1.0.0 wrote neither a kind nor `wrong`
             share = entry.get(key)
             example[key] = math.nan if share is None else float(share)
         examples.append(example)
-    return Results(
+    results = Results(
         source=str(content["source"]),
         images=int(content["images"]),
         trained="{config}: {head} on {backbone}, {dataset}".format(**content),
         classes=classes,
         palette=palette,
-        confusion=np.array(content["confusion"], dtype=np.int64),
+        confusion=confusion,
         examples=examples,
         ignore_index=int(content.get("ignore_index", 255)),  # 1.0.0 wrote none
         objects={
@@ -383,3 +407,4 @@ def _results(content: dict, pictures: Path) -> Results:
         nan_to_num=None if nan_to_num is None else float(nan_to_num),
         split=str(content.get("split", "")),
     )
+    return results, notes

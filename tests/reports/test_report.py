@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from mmseg_ext.reports.run_data import Results, Run, read_curves, read_run
 from mmseg_ext.reports.scores import COLUMNS, class_scores, group_runs, score_table
 from tests.configs import CONFIGS
 from tests.engine.runs import train_here, write_config
-from tests.messages import lines_with
+from tests.messages import check_message, lines_with
 
 CLASSES, PALETTE = ["ground", "box <b>", "sky"], [(30, 30, 30), (220, 80, 60), (70, 150, 240)]
 
@@ -717,12 +718,76 @@ def change_results(work_dir: Path, folder: Path, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("changes", [{"palette": [["a", "b", "c"]] * 6}, {"images": None}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"palette": [["a", "b", "c"]] * 6},
+        {"images": None},
+        {"palette": [[0, 0, 0]] * 5},
+        {"confusion": [[1] * 5] * 5},
+        {"confusion": [[1e300] * 6] * 6},
+        {"confusion": [1] * 6},
+        {"objects": [1.0]},
+        {"objects": {"objects": {"F1": 0.5}}},
+        {"classes": 6},
+    ],
+)
 def test_results_of_another_program_are_refused_in_one_line(work_dir, foreign, changes, capsys):
     path = change_results(work_dir, foreign, **changes)
     assert run("report", [str(foreign.parent)]) == 1
     line = capsys.readouterr().err
     assert line.startswith(f"mmseg_ext: {path}: ") and line.count("\n") == 1
+
+
+def test_a_missing_picture_is_left_out_with_a_note(work_dir, tmp_path, capsys):
+    shutil.copytree(work_dir, tmp_path / "run")
+    (picture,) = tmp_path.glob("run/*/examples/1.jpg")
+    picture.unlink()
+    assert run("report", [str(tmp_path / "run")]) == 0
+    html = (tmp_path / "run/report.html").read_text()
+    assert html.count('src="data:image/jpeg') == 6 and str(picture) in html
+    assert lines_with(capsys.readouterr().err, picture, "left out")
+
+
+@pytest.mark.parametrize("text", ["", '{"loss": 1.0, "st'])
+def test_a_run_that_logged_nothing_yet_is_told(foreign, text, capsys):
+    path = foreign / "vis_data/scalars.json"
+    path.write_text(text)
+    assert run("report", [str(foreign.parent)]) == 1
+    check_message(
+        capsys.readouterr().err,
+        "no complete line",
+        where=f"mmseg_ext: {path}: ",
+        todo="default_hooks.logger.interval",
+    )
+
+
+def test_a_folder_that_does_not_exist_and_a_file_are_told(tmp_path, capsys):
+    (tmp_path / "log.json").touch()
+    for name, what in (("missing", "does not exist"), ("log.json", "is a file")):
+        assert run("report", [str(tmp_path / name)]) == 1
+        where = f"mmseg_ext: {tmp_path / name}: {what}"
+        check_message(capsys.readouterr().err, where=where, todo="work_dirs/CONFIG")
+
+
+@pytest.mark.parametrize("wrong", ["--out scores.csv", "--out .", "nothing", "foreign"])
+def test_nothing_is_tested_before_all_arguments_are_right(
+    work_dir, foreign, tmp_path, monkeypatch, wrong
+):
+    tested = []
+
+    def fail(words):
+        tested.append(words)
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    monkeypatch.chdir(tmp_path)
+    words = wrong.replace("foreign", str(foreign.parent)).split()
+    assert run("report", ["--evaluate", str(work_dir), *words]) == 1
+    assert not tested
+    with pytest.raises(ValueError, match="test failed"):
+        report([work_dir], evaluate=True)
+    assert len(tested) == 1
 
 
 @pytest.mark.parametrize("text", ["{bad", "3"])
