@@ -149,18 +149,16 @@ class Summary(NamedTuple):
 
 def _summaries(runs: Sequence[Run]) -> dict[str, Summary]:
     """Return a summary of each group of repetitions with the same rows, by its title."""
-    groups = group_runs([run for run in runs if run.results is not None])
     found = {}
-    for group in groups:
+    for title, group in _repetitions(runs):
         tables = [*_score_tables(group).values()]
         rows = tables[0].rows
         if len(tables) < 2 or any(table.rows != rows for table in tables):
             continue
-        title = f"{len(group)} runs"
         values = np.array([table.values for table in tables])
         deviations = deviation(values)
         percents = np.moveaxis(100 * values, 0, -1)  # (rows, columns, runs)
-        found[title if len(groups) == 1 else f"{title} like {group[0].name}"] = Summary(
+        found[title] = Summary(
             Table(rows, values.mean(axis=0)),
             None if deviations is None else Table(rows, deviations),
             [[spread(of_runs) for of_runs in row] for row in percents],
@@ -176,9 +174,7 @@ def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     the mean with its `spread`.
     """
     rows = []
-    tested = [run for run in runs if run.results is not None]
-    groups = group_runs(tested)
-    for group in groups:
+    for title, group in _repetitions(runs):
         columns = []
         for kind in ("results", "augmented"):
             found = [getattr(run, kind) for run in group]
@@ -192,9 +188,17 @@ def overview(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
                 mean, percents = float(np.mean(column)), 100 * np.array(column)
                 known = not np.isnan(mean)
                 cells.append(f"{percent(mean, 2)} {spread(percents.tolist(), 2)}" if known else "")
-            other = f" like {group[0].name}" if len(groups) > 1 else ""
-            rows.append((f"mean of {len(group)} runs{other}", *cells))
+            rows.append((f"mean of {title}", *cells))
     return rows
+
+
+def _repetitions(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Return the groups of tested runs that repeat an experiment, each with its title."""
+    groups = group_runs([run for run in runs if run.results is not None])
+    titles = [f"{len(group)} runs" for group in groups]
+    if len(groups) > 1:
+        titles = [f"{len(group)} runs like {group[0].name}" for group in groups]
+    return list(zip(titles, groups, strict=True))
 
 
 def _score_tables(runs: Sequence[Run]) -> dict[str, Table]:
@@ -221,6 +225,7 @@ def page(runs: Sequence[Run]) -> str:
         colors=COLORS,
         curves=Markup(curves_svg({run.name: run.curves for run in runs})),
         groups=groups,
+        columns=COLUMNS,
         tables=tables,
         summaries=_summaries(runs),
         overview=overview(runs),
