@@ -217,11 +217,11 @@ def read_run(work_dir: Path) -> Run:
             preview = _data_uri(picture, "png")
     results, augmented = _latest_results(folders, name, notes)
     if not curves and results is None:
-        log = _newest(folders, SCALARS)
+        log = _newest(folders, SCALARS) or next(reversed(records), None)
         if log is None:
             raise ValueError(f"{work_dir}: has no TIME/{SCALARS} or TIME/{RESULTS}; {todo}")
         raise ValueError(
-            f"{log}: has no complete line, and no validation or test wrote {RESULTS}; train "
+            f"{log}: contains no logged values, and no validation or test wrote {RESULTS}; train "
             "longer, or set a shorter default_hooks.logger.interval"
         )
     starts = [*records.values()]

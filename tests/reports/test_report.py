@@ -756,10 +756,18 @@ def test_a_run_that_logged_nothing_yet_is_told(foreign, text, capsys):
     assert run("report", [str(foreign.parent)]) == 1
     check_message(
         capsys.readouterr().err,
-        "no complete line",
+        "no logged values",
         where=f"mmseg_ext: {path}: ",
         todo="default_hooks.logger.interval",
     )
+
+
+def test_a_new_training_that_logged_nothing_yet_is_told(foreign, capsys):
+    """The log next to it is of an earlier training."""
+    folder = foreign.parent / "2"
+    write_record(folder)
+    assert run("report", [str(foreign.parent)]) == 1
+    check_message(capsys.readouterr().err, "no logged values", where=f"mmseg_ext: {folder}: ")
 
 
 def test_a_folder_that_does_not_exist_and_a_file_are_told(tmp_path, capsys):
