@@ -18,7 +18,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor, serialization
@@ -37,10 +37,33 @@ TERMS = ("license", "trained_on")  # entries of `meta` that every file made from
 _HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
 
 
+class Origin(NamedTuple):
+    """The run of a checkpoint if it is known, and the time when it was saved."""
+
+    run: str | None
+    saved_at: float
+    has_optimizer: bool  # an archive of weights has none
+
+
+def origin_of(path: Path) -> Origin:
+    """Return the origin of a checkpoint, also of a file that cannot be read."""
+    try:
+        content = read_checkpoint(path, mmap=True)
+        meta = dict(content["meta"])
+        has_optimizer = "optimizer" in content
+    except Exception:  # `read_checkpoint` reports files that cannot be read
+        meta = {}
+        has_optimizer = False
+    saved_at = meta.get("saved_at")
+    if not isinstance(saved_at, float):  # a copied file may have another time
+        saved_at = path.stat().st_mtime
+    return Origin(meta.get("run"), saved_at, has_optimizer)
+
+
 def best_checkpoint(work_dir: Path) -> Path | None:
     """Return the newest of the best checkpoints of a run, else the last checkpoint."""
     found = list(work_dir.glob("best_*.pth")) or list(work_dir.glob("*.pth"))
-    return max(found, key=os.path.getmtime, default=None)
+    return max(found, key=lambda path: origin_of(path).saved_at, default=None)
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | None = None) -> Any:

@@ -407,7 +407,8 @@ def _evaluators(cfg: Config, metrics: Sequence[str]) -> list[dict]:
             found.append(dict(type="BoundaryMetric", ignore_index=ignored))
         else:
             wanted = metric.partition(".")[2]
-            found.append(dict(type="ObjectMetric", object_class=wanted, ignore_index=ignored))
+            own = dict(object_class=wanted, prefix=metric, ignore_index=ignored)
+            found.append(dict(type="ObjectMetric", **own))
     return found
 
 

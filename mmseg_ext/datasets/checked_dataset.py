@@ -101,9 +101,11 @@ class CheckedDataset(BaseSegDataset):
             for ending in endings:
                 if name.lower().endswith(ending):
                     found.add(name[-len(ending) :])
-        entries = []
-        for self.img_suffix in found:  # which mmsegmentation reads
+        entries, given = [], self.img_suffix
+        for suffix in found:
+            self.img_suffix = suffix  # mmsegmentation lists the files with it
             entries += super().load_data_list()
+        self.img_suffix = given
         return sorted(entries, key=lambda entry: entry["img_path"])
 
     def _missing(self, problem: str) -> str:

@@ -20,13 +20,13 @@ from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
 
 from mmseg_ext.atomic_write import remove_parts, write_text
+from mmseg_ext.checkpoint.files import origin_of
 from mmseg_ext.durable.work_dir import (
     LAST,
     RUN,
     checkpoint_folder,
     find_checkpoints,
     on_rank_zero,
-    origin_of,
     replaced_checkpoints,
     series_of,
 )

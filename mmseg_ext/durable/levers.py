@@ -281,7 +281,7 @@ LEVERS = (
         "strips",
         "class maps and losses in strips; model.type='EncoderDecoder' turns it off",
         "segmentors.strip_encoder_decoder.StripEncoderDecoder",
-        lambda runner: hasattr(unwrap_model(runner.model), "predicts_in_strips"),
+        lambda runner: getattr(unwrap_model(runner.model), "predicts_in_strips", bool)(),
     ),
     # Not of one run, or decided for each call.
     Lever(

@@ -12,13 +12,13 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from mmengine import dist
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from mmseg_ext.checkpoint.files import read_checkpoint
+from mmseg_ext.checkpoint.files import Origin, origin_of, read_checkpoint
 from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 
 try:
@@ -105,29 +105,6 @@ def checkpoint_folder(cfg: Config) -> Path:
 def _checkpoint_settings(cfg: Config) -> dict:
     """Return the settings of the config's checkpoint hook."""
     return (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-
-
-class Origin(NamedTuple):
-    """The run of a checkpoint if it is known, and the time when it was saved."""
-
-    run: str | None
-    saved_at: float
-    has_optimizer: bool  # an archive of weights has none
-
-
-def origin_of(path: Path) -> Origin:
-    """Return the origin of a checkpoint, also of a file that cannot be read."""
-    try:
-        content = read_checkpoint(path, mmap=True)
-        meta = dict(content["meta"])
-        has_optimizer = "optimizer" in content
-    except Exception:  # `newest_complete` reports files that cannot be read
-        meta = {}
-        has_optimizer = False
-    saved_at = meta.get("saved_at")
-    if not isinstance(saved_at, float):  # a copied file may have another time
-        saved_at = path.stat().st_mtime
-    return Origin(meta.get("run"), saved_at, has_optimizer)
 
 
 def _read_word(path: Path) -> str:

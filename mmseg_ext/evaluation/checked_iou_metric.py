@@ -9,7 +9,7 @@ the processes add one matrix, so machines need no common folder.
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class CheckedIoUMetric(IoUMetric):
 
     confusion: Tensor | None = None
     by_class: dict[str, float]  # the scores of each class, 0 to 1, by names like 'IoU.crop'
-    _written: set[str]  # names of the label maps of an evaluation
+    _written: dict[str, str]  # the image of each label map that an evaluation has written
     _names: list[str]  # of the files of the images in `results`
 
     def __init__(
@@ -84,16 +84,14 @@ class CheckedIoUMetric(IoUMetric):
         )
         self.class_scores = list(class_scores)
         self.images_file = images_file
-        self._names, self._written = [], set()
+        self._names, self._written = [], {}
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
             if self.output_dir is not None:
                 path = f"{self.output_dir}/{Path(sample['img_path']).stem}.png"
-                if path in self._written:
-                    message = f"{path}: overwritten; several images are called so"
-                    print_log(message, logger="current", level=logging.WARNING)
-                self._written.add(path)
+                _warn_of_other(path, {sample["img_path"], self._written.get(path)})
+                self._written[path] = sample["img_path"]
             try:
                 super().process(data_batch, [sample])
             except LabelError as error:
@@ -133,7 +131,8 @@ class CheckedIoUMetric(IoUMetric):
         names = self._names[: len(own)]
         self.results.clear()
         self._names.clear()
-        self._written.clear()
+        if self.output_dir is not None:
+            self._compare_written()
         if self.images_file is not None and not self.format_only:
             self._write_images(self.images_file, names, own)
         if not self.format_only:
@@ -145,6 +144,16 @@ class CheckedIoUMetric(IoUMetric):
         if not self.prefix:
             return scores
         return {f"{self.prefix}/{name}": score for name, score in scores.items()}
+
+    def _compare_written(self) -> None:
+        """Warn of label maps that several processes have written."""
+        images: dict[str, set[str]] = {}
+        for written in dist.all_gather_object(self._written):
+            for path, image in written.items():
+                images.setdefault(path, set()).add(image)
+        for path, several in images.items():
+            _warn_of_other(path, several)
+        self._written = {}
 
     def _write_images(self, path: str, names: list[str], counts: list[Tensor]) -> None:
         """Write the counts of all processes' images in the order of the dataset.
@@ -242,6 +251,13 @@ def read_images(path: str | Path) -> Images:
     if found["ignore_index"] in range(len(classes)):
         areas[:, int(found["ignore_index"])] = 0
     return Images(names, classes, areas)
+
+
+def _warn_of_other(path: str, images: Collection[str | None]) -> None:
+    """Warn if a label map is of several images. A process can repeat the last one."""
+    if len({*images} - {None}) > 1:
+        message = f"{path}: overwritten; several images are called so"
+        print_log(message, logger="current", level=logging.WARNING)
 
 
 def _size(labels: Tensor) -> str:

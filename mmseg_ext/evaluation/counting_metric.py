@@ -40,8 +40,9 @@ class CountingMetric(BaseMetric):
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
         for sample in data_samples:
             if "gt_sem_seg" in sample:
-                truth = sample["gt_sem_seg"]["data"].squeeze().cpu().numpy()
-                predicted = sample["pred_sem_seg"]["data"].squeeze().cpu().numpy()
+                truth = sample["gt_sem_seg"]["data"][0].cpu().numpy()
+                predicted = sample["pred_sem_seg"]["data"][0].cpu().numpy()
+                predicted = predicted.astype(truth.dtype, copy=False)  # floats of a single channel
                 self.results.append(self.count(predicted, truth))
 
     def compute_metrics(self, results: list[np.ndarray]) -> dict[str, float]:

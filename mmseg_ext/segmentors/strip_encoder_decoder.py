@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.images.seen import Span, window_spans
 from mmseg_ext.segmentors.head_errors import explain_loss_error
+from mmseg_ext.segmentors.mixed_sizes import by_size
 from mmseg_ext.segmentors.score_maps import (
     AxisSteps,
     DeferredLogits,
@@ -190,6 +191,14 @@ class StripEncoderDecoder(EncoderDecoder):
         for sample, scores in zip(data_samples, maps, strict=True):
             self.set_prediction(sample, [scores], merge)
         return data_samples
+
+    def val_step(self, data: Any) -> Sequence[SegDataSample]:
+        """Predict a batch of images, also of different sizes."""
+        return by_size(super().val_step, data)
+
+    def test_step(self, data: Any) -> Sequence[SegDataSample]:
+        """Predict a batch of images, also of different sizes."""
+        return by_size(super().test_step, data)
 
     def predicts_in_strips(self) -> bool:
         """Return whether no subclass or instance has its own methods between images and labels."""

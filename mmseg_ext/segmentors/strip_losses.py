@@ -7,8 +7,8 @@ images, and the gradient is stored at the resolution of the head's logits.
 
 Every operation is deterministic on CUDA, so `randomness.deterministic=True` needs no other path.
 
-Deviation: with class weights and `avg_non_ignore=True` mmsegmentation raises an IndexError if a
-pixel is ignored. Here the average is over the weights of the other pixels.
+Deviation: with class weights and `avg_non_ignore=True` mmsegmentation raises an IndexError.
+Here the average is over the weights of the pixels that are not ignored.
 """
 
 from functools import lru_cache

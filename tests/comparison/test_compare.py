@@ -11,12 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from mmengine.config import Config
+from mmengine.evaluator import Evaluator
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from PIL import Image
 
 import mmseg_ext
 from mmseg_ext import atomic_write, commands
 from mmseg_ext.comparison import execute, plan, timing
+from mmseg_ext.engine.config import load_config
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.evaluation.checked_iou_metric import read_images
 from tests.datasets.trees import random_image, save
@@ -286,6 +291,17 @@ def some_plan(out: Path, seeds: int) -> plan.Plan:
     cost = timing.Cost(0.001, 1.0, 1.0, 1, 1)
     lists = ["m"], ["d"], [*range(seeds)], [1.0], ["test"], ["mIoU"]
     return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, {("d", "m"): cost}, [])
+
+
+def test_objects_of_two_classes_have_scores_of_their_own():
+    """mmengine refuses equal names, after all trainings."""
+    cfg = load_config("ea_r18_shapes")
+    evaluator = Evaluator(plan._evaluators(cfg, ["mIoU", "objects.disc", "objects.ring"]))
+    evaluator.dataset_meta = {"classes": plan._classes(cfg)}
+    labels = PixelData(data=torch.randint(0, 3, (1, 9, 9)))
+    evaluator.process([SegDataSample(gt_sem_seg=labels, pred_sem_seg=labels)], {})
+    scores = evaluator.evaluate(1)
+    assert scores["objects.disc/F1"] == scores["objects.ring/F1"] == 100
 
 
 def test_a_time_that_is_too_short_for_an_iteration_is_refused(tmp_path):

@@ -57,3 +57,13 @@ def test_the_metric_sums_over_images_and_writes_them(tmp_path):
     )
     assert scores["boundary/mF1"] == pytest.approx(boundary_f1(counts.sum(0)).mean())
     assert 0 < scores["boundary/mF1"] < 100
+
+
+def test_floats_of_a_single_channel_and_an_image_of_one_row():
+    metric = METRICS.build({"type": "BoundaryMetric"})
+    metric.dataset_meta = {"classes": ("a", "b")}
+    truth = torch.from_numpy(square())[None]
+    for part in (truth, truth[:, 50:51]):
+        sample = {"pred_sem_seg": {"data": part.float()}, "gt_sem_seg": {"data": part}}
+        metric.process({}, [sample])
+    assert metric.evaluate(2)["boundary/mF1"] == 100

@@ -100,7 +100,7 @@ def test_an_ignored_class_is_in_no_mean(monkeypatch):
             result_of("CheckedIoUMetric", predictions, labels, 3, **more | {"class_scores": [name]})
 
 
-def test_predictions_are_only_written(tmp_path, capsys):
+def test_predictions_are_only_written(tmp_path, capsys, monkeypatch):
     """`format_only` is for test sets without labels."""
     more = {"format_only": True, "output_dir": str(tmp_path)}
     metric = METRICS.build({"type": "CheckedIoUMetric", **more})
@@ -110,6 +110,12 @@ def test_predictions_are_only_written(tmp_path, capsys):
     assert "overwritten" not in capsys.readouterr().out
     metric.process({}, [{"pred_sem_seg": data, "img_path": "other/a.jpg"}])
     assert "a.png: overwritten" in capsys.readouterr().out
+    for image, is_other in (("a/b.jpg", False), ("c/b.jpg", True)):  # of another process
+        parts = [{"b.png": "a/b.jpg"}, {"b.png": image}]
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "all_gather_object", lambda own, parts=parts: parts)
+            metric.evaluate(2)
+        assert ("b.png: overwritten" in capsys.readouterr().out) == is_other
     assert metric.compute_metrics(metric.results) == {} and metric.confusion is None
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 

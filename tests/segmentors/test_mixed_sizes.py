@@ -52,6 +52,10 @@ def found(runner, stage: str) -> tuple[dict, dict]:
     return getattr(runner, stage)(), hook.maps
 
 
+def uses_strips(model) -> bool:
+    return hasattr(model, "predicts_in_strips") and model.predicts_in_strips()
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -67,6 +71,7 @@ def test_a_validation(folder, options):
     for batch in (1, 3):
         given = {"val_dataloader.batch_size": batch, **options}
         runner = build_train_runner(str(folder / "tiny.py"), given, str(folder / "work"))
+        assert uses_strips(runner.model) == ("model.type" not in options)
         results.append(found(runner, "val"))
     (one, maps_one), (three, maps_three) = results
     assert one == three and list(maps_one) == list(maps_three) and len(maps_one) == 8
@@ -83,6 +88,7 @@ def test_the_views_of_a_test(folder, kind):
         options = {"test_dataloader.batch_size": batch, "tta_model.type": kind}
         words = str(folder / "tiny.py"), str(folder / "none.pth"), options, str(folder / "work")
         runner = build_test_runner(*words, tta=True)
+        assert uses_strips(runner.model.module)
         runner._has_loaded = True  # no weights
         results.append(found(runner, "test"))
     (one, maps_one), (three, maps_three) = results
