@@ -96,6 +96,8 @@ def main() -> int:
             raise ValueError(f"{args.model}: has no image_sides; run without --training-scale")
         paths = find(args.images)
         for kind in ("labels", "overlays"):
+            if (args.out / kind).resolve() == paths[0].parent.resolve():
+                raise ValueError(f"{args.out}: its {kind} are the images; set another folder")
             (args.out / kind).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -204,6 +204,7 @@ def write_weights(
     dataset_meta: dict | None = None,
     hash_in_name: bool = False,
     about: dict[str, str] | None = None,
+    source: str | Path | None = None,
 ) -> Path:
     """Write weights, with the classes and the palette, and return the path.
 
@@ -213,14 +214,19 @@ def write_weights(
         dataset_meta: the dataset's classes and palette, as lists.
         hash_in_name: append eight digits of the file's SHA-256 to its name.
         about: further entries of `meta`.
+        source: the file that the weights were read from.
 
     Raises:
-        ValueError: unless the name of `path` ends in `.pth` or `.safetensors`.
+        ValueError: unless the name of `path` ends in `.pth` or `.safetensors`, and if it is
+            `source`, which often has more than weights.
         NotWritten: for a full disk, a read-only folder, ...
     """
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
+    # A name with a hash can be that of the same content only.
+    if source and not hash_in_name and path.exists() and path.samefile(source):
+        raise ValueError(f"{path}: is the input, too, and would be replaced; set another output")
     dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
     weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
     meta: dict[str, Any] = dict(about or {})

@@ -38,7 +38,8 @@ def main(args: argparse.Namespace) -> None:
     content = read_checkpoint(args.src)
     weights = unwrap_state_dict(content, args.src)
     converted = convert_official(args.family, weights, args.classifier)
-    write_weights(converted, args.dst, about=terms_of({"meta": cfg}) | terms_of(content))
+    about = terms_of({"meta": cfg}) | terms_of(content)
+    write_weights(converted, args.dst, about=about, source=args.src)
     values = sum(value.numel() for value in converted.values())
     print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
     size, mean, std = cfg["input_size"][1], cfg["mean"], cfg["std"]

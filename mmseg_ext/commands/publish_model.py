@@ -53,7 +53,8 @@ def main(args: argparse.Namespace) -> None:
     meta = content.get("meta")
     dataset_meta = meta.get("dataset_meta") if isinstance(meta, dict) else None
     dataset_meta = json.loads(json.dumps(dataset_meta, default=np.ndarray.tolist))
-    print(write_weights(weights, args.out_file, dataset_meta, not args.no_hash, about))
+    hashed = not args.no_hash
+    print(write_weights(weights, args.out_file, dataset_meta, hashed, about, args.in_file))
 
 
 def _halved(weights: dict[str, Any]) -> dict[str, Any]:

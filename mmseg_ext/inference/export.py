@@ -95,7 +95,7 @@ def export(
 
     Args:
         model, weights: of `Predictor`.
-        out: the file; by default the config's name with the ending `.onnx`.
+        out: the file `NAME.onnx`; by default the config's name with this ending.
         dynamic: let the file take images of any size and number.
         shape: (height, width) or (side,) of the images that the file takes; by default the window
             of a test with sliding windows, or the scale of the test pipeline.
@@ -103,9 +103,13 @@ def export(
 
     Raises:
         StackError: if a package or a newer torch is needed.
-        ValueError: if the model cannot be exported, the exporter fails, or the scores of the file
-            differ by more than 1e-4 of the largest. The file is then not written.
+        ValueError: for another ending of `out`, if the model cannot be exported, the exporter
+            fails, or the scores of the file differ by more than 1e-4 of the largest. The file is
+            then not written.
     """
+    if out is not None and Path(out).suffix.lower() != ".onnx":
+        # It may be the checkpoint, whose place on a command line is next to it.
+        raise ValueError(f"{out}: the exported file's name must end in .onnx")
     if not isinstance(model, nn.Module):
         model = get_model(model, weights is None, weights)
     segmentor: Any = model

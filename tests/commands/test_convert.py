@@ -1,6 +1,7 @@
 """The command `convert`: what it reads, writes and refuses, and its exit status."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +46,16 @@ def test_an_existing_file_is_kept(source, tmp_path, capsys):
     assert target.read_bytes() == b"precious"
     assert run("convert", ["deepvit", source, str(target), "--overwrite"]) == 0
     assert "norm.weight" in read_state_dict(target)
+
+
+def test_the_published_file_is_not_replaced_by_its_conversion(source, tmp_path, capsys):
+    before = Path(source).read_bytes()
+    (tmp_path / "folder").mkdir()
+    for target in (source, str(tmp_path / "folder/../published.pth")):
+        assert run("convert", ["deepvit", source, target, "--overwrite"]) == 1
+        error = capsys.readouterr().err
+        assert f"{target}: is the input" in error and error.count("\n") == 1
+        assert Path(source).read_bytes() == before
 
 
 def test_refusals_are_one_line(source, tmp_path, capsys):

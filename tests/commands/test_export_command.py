@@ -114,3 +114,17 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
         assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]
     exported["factor"] = 1.00005
     assert run("export", words) == 0 and path.read_bytes() == b"written"
+
+
+@pytest.mark.parametrize("name", ["iter_1.pth", "own.py", "model", ".", "images/0.png"])
+def test_an_output_of_another_ending_replaces_no_input(name, exported, tmp_path, monkeypatch, capsys):
+    """As the checkpoint, the config, or an image."""
+    monkeypatch.chdir(tmp_path)
+    if name != ".":
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("before")
+    assert run("export", [CONFIG, "none", "--out", name]) == 1
+    error = capsys.readouterr().err
+    assert lines_with(error, f"{name}:", ".onnx") and error.count("\n") == 1
+    assert name == "." or (tmp_path / name).read_text() == "before"
+    assert not exported.keys() - {"factor"}

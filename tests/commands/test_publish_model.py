@@ -10,8 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mmseg_ext.checkpoint import read_state_dict
+from mmseg_ext.checkpoint.files import write_weights
 from mmseg_ext.commands import run
-from tests.messages import lines_with
+from tests.messages import check_message, lines_with
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -71,3 +72,20 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
     assert run("publish_model", words) == 1
     line = capsys.readouterr().err
     assert lines_with(line, "float16", "w") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_the_training_checkpoint_is_not_replaced(suffix, tmp_path, capsys):
+    """By its own name, another path of it, and a link."""
+    path = write_weights({"w": torch.ones(2)}, tmp_path / f"iter_1{suffix}")
+    before = path.read_bytes()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / f"link{suffix}").symlink_to(path)
+    for name in (path.name, f"folder/../{path.name}", f"link{suffix}"):
+        assert run("publish_model", [str(path), str(tmp_path / name), "--no-hash"]) == 1
+        check_message(capsys.readouterr().err.removeprefix("mmseg_ext: "), where=tmp_path / name)
+        assert path.read_bytes() == before
+    assert run("publish_model", [str(path), str(path)]) == 0  # which appends a hash
+    published = capsys.readouterr().out.strip()
+    assert run("publish_model", [published, str(path)]) == 0  # the same content again
+    assert capsys.readouterr().out.strip() == published and path.read_bytes() == before
