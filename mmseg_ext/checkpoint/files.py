@@ -33,8 +33,10 @@ _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files:
-# ea_r18-0123abcd.safetensors
-_HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
+# ea_r18-0123abcd.safetensors. A date, as in ea_r18-20251129.safetensors, is not compared; two in
+# 100,000 hashes look like one.
+_DATE = r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
+_HASHED = re.compile(rf"-(?!{_DATE}\.)([0-9a-f]{{8}})\.safetensors")
 
 
 def best_checkpoint(work_dir: Path) -> Path | None:
@@ -101,7 +103,7 @@ def _compare_hash(path: Path) -> None:
     if digest.hexdigest()[:8] != expected[1]:
         raise ValueError(
             f"its SHA-256 does not begin with {expected[1]} as in its name; copy or download it "
-            "again, or rename it if you have changed it"
+            "again, or rename it if you have changed it, or these digits are something else"
         )
 
 

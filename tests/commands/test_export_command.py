@@ -117,7 +117,9 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["iter_1.pth", "own.py", "model", ".", "images/0.png"])
-def test_an_output_of_another_ending_replaces_no_input(name, exported, tmp_path, monkeypatch, capsys):
+def test_an_output_of_another_ending_replaces_no_input(
+    name, exported, tmp_path, monkeypatch, capsys
+):
     """As the checkpoint, the config, or an image."""
     monkeypatch.chdir(tmp_path)
     if name != ".":
