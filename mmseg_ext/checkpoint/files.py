@@ -15,11 +15,13 @@ import os
 import pickle
 import re
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor, serialization
 
@@ -74,7 +76,8 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
             meta.pop("format", None)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "dataset_meta" in meta:
-            meta["dataset_meta"] = json.loads(meta["dataset_meta"])
+            with contextlib.suppress(ValueError):  # of another program, which wrote no JSON
+                meta["dataset_meta"] = json.loads(meta["dataset_meta"])
         return rebuild({"state_dict": tensors, "meta": meta})
 
 
@@ -198,6 +201,35 @@ def terms_of(content: object) -> dict[str, str]:
         return {}
     meta = content["meta"]
     return {key: meta[key] for key in TERMS if isinstance(meta.get(key), str)}
+
+
+def classes_of(content: object, source: str | Path) -> dict[str, list] | None:
+    """Return the `classes` and, if they are known, the `palette` that a file's `meta` names.
+
+    mmsegmentation 1.x and this package write `meta["dataset_meta"]`, 0.x wrote `meta["CLASSES"]`
+    and `meta["PALETTE"]`. What cannot be read is left out, with a warning that names `source`.
+    """
+    meta = content.get("meta") if isinstance(content, dict) else None
+    if isinstance(meta, dict):
+        old = {"classes": meta.get("CLASSES"), "palette": meta.get("PALETTE")}
+        meta = meta.get("dataset_meta") or old
+    if not meta:
+        return None
+    names = meta.get("classes") if isinstance(meta, dict) else 0
+    if not isinstance(names, list | tuple | None):
+        text = f"{source}: its metadata have no list of classes; the file's classes are not used"
+        warnings.warn(text, stacklevel=4)
+    if not isinstance(names, list | tuple) or not names:
+        return None
+    found = {"classes": list(map(str, names))}
+    try:
+        palette = np.array([] if meta.get("palette") is None else meta["palette"], int)
+        if palette.size:
+            found["palette"] = palette.reshape(len(names), 3).tolist()
+    except (TypeError, ValueError):  # also for rows of several lengths
+        text = f"{source}: its palette is not {len(names)} colors RGB, one for each class"
+        warnings.warn(f"{text}; the file's palette is not used", stacklevel=4)
+    return found
 
 
 def write_weights(

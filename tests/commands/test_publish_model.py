@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mmseg_ext.checkpoint import read_state_dict
-from mmseg_ext.checkpoint.files import write_weights
+from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
 from mmseg_ext.commands import run
 from tests.messages import check_message, lines_with
 
@@ -89,3 +89,32 @@ def test_the_training_checkpoint_is_not_replaced(suffix, tmp_path, capsys):
     published = capsys.readouterr().out.strip()
     assert run("publish_model", [published, str(path)]) == 0  # the same content again
     assert capsys.readouterr().out.strip() == published and path.read_bytes() == before
+
+
+def test_classes_of_mmsegmentation_0(tmp_path, capsys):
+    """Which `init_model` reads, too. A palette that does not fit is left out, with a line."""
+    old, new = tmp_path / "old.pth", tmp_path / "new.safetensors"
+    words = [str(old), str(new), "--no-hash"]
+
+    def published(meta: object) -> tuple[object, str]:
+        torch.save({"state_dict": {"w": torch.ones(2)}, "meta": meta}, old)
+        assert run("publish_model", words) == 0
+        return read_checkpoint(new)["meta"].get("dataset_meta"), capsys.readouterr().err
+
+    palette = [[1, 2, 3], [4, 5, 6]]
+    meta = {"CLASSES": ("a", "b"), "PALETTE": palette, "mmseg_version": "0.30.0"}
+    assert published(meta) == ({"classes": ["a", "b"], "palette": palette}, "")
+    assert published(meta | {"PALETTE": None}) == ({"classes": ["a", "b"]}, "")
+    for wrong in (palette[:1], [[1, 2, 3], [4, 5]], "random", 7, {"a": [1, 2, 3]}):
+        for kind in (
+            meta | {"PALETTE": wrong},
+            {"dataset_meta": {"classes": ["a", "b"], "palette": wrong}},
+        ):
+            classes, line = published(kind)
+            assert classes == {"classes": ["a", "b"]} and line.count("\n") == 1
+            check_message(line.removeprefix("warning: "), 2, "palette", where=old)
+    for wrong in (["a"], "a", {"dataset_meta": "voc"}, {"CLASSES": 2}, {"CLASSES": "ab"}):
+        classes, line = published(wrong)
+        assert classes is None and line.count("\n") == 1
+        check_message(line.removeprefix("warning: "), "classes", where=old)
+    assert published(None) == published({}) == (None, "")
