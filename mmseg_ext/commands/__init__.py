@@ -280,7 +280,7 @@ def named_model(args: argparse.Namespace) -> Any:
         raise ValueError(f"{name}: is a checkpoint; name its config before it")
     config = load_config(name, getattr(args, "cfg_options", None))
     if pretrained and name not in list_models(pretrained=True):
-        raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
+        raise ValueError(f"{name}: has no weights here; name a checkpoint after it, or 'none'")
     weights = None if args.checkpoint == "none" else args.checkpoint
     device = usable_device(getattr(args, "device", "cpu"))  # `export` has no such flag
     with plain_warnings():

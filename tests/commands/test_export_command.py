@@ -9,7 +9,7 @@ from mmseg_ext.commands import run
 from mmseg_ext.inference import export as module  # replaced by the fixture
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
-from tests.messages import lines_with
+from tests.messages import check_message, lines_with
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 
@@ -130,3 +130,24 @@ def test_an_output_of_another_ending_replaces_no_input(
     assert lines_with(error, f"{name}:", ".onnx") and error.count("\n") == 1
     assert name == "." or (tmp_path / name).read_text() == "before"
     assert not exported.keys() - {"factor"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("iter_1.pth", "config"),
+        ("iter_1.safetensors", "config"),
+        ("nosuch", "mmseg_ext.list_models"),
+        ("ea_r18_shape", "'ea_r18_shapes'"),
+        (CONFIG, "checkpoint"),
+        ("ea_r18_shapes", "checkpoint"),
+    ],
+)
+def test_one_word_that_is_no_model_with_weights(name, told, exported, capsys):
+    """The line asks for the part that is missing."""
+    for command in ("export", "image_demo"):
+        words = [name] if command == "export" else ["photo.png", name]
+        assert run(command, words) == 1
+        error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+        check_message(error, name, todo=told)
+        assert error.count("\n") == 1
