@@ -4,12 +4,16 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
+from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
 from mmseg_ext.inference import export as module  # replaced by the fixture
+from mmseg_ext.segmentors.strip_encoder_decoder import labels_of
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.messages import check_message, lines_with
+from tests.models import randomise
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 
@@ -151,3 +155,96 @@ def test_one_word_that_is_no_model_with_weights(name, told, exported, capsys):
         error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
         check_message(error, name, todo=told)
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_binary_head_has_its_threshold_in_the_file(dynamic, exported, folder, tmp_path, capsys):
+    """And the labels of photos are those of `Predictor`."""
+    config, weights = tmp_path / "own.py", tmp_path / "weights.pth"
+    config.write_text(
+        f"_base_ = {CONFIG!r}\n"
+        "dataset = dict(_delete_=True, type='BaseSegDataset', metainfo=dict(classes=('bg', 'fg')),"
+        "    pipeline=_base_.test_pipeline)\n"
+        "test_dataloader = dict(dataset=dataset)\n"
+        "loss = dict(type='CrossEntropyLoss', use_sigmoid=True)\n"
+        "model = dict(decode_head=dict("
+        "    num_classes=2, out_channels=1, threshold=0.1, loss_decode=loss))\n"
+    )
+    model = randomise(get_model(config))
+    photo = torch.rand(1, 3, 50, 40) * 255
+    with torch.no_grad():  # probabilities on both sides of 0.1
+        model.decode_head.conv_seg.weight.mul_(100)
+        middle = module.WholeImageSegmentor(model)(photo).median()
+        model.decode_head.conv_seg.bias.sub_(middle + 2.2)  # log(0.1 / 0.9) = -2.2
+    torch.save({"state_dict": model.state_dict()}, weights)
+    words = [str(config), str(weights), "--images", str(folder), "--out", str(tmp_path / "a.onnx")]
+    assert run("export", words + ["--dynamic"] * dynamic + ["--shape", "56"] * (not dynamic)) == 0
+    captured = capsys.readouterr()
+    metadata = exported["metadata"]
+    assert metadata["threshold"] == 0.1 and "(B, 1, H, W)" in metadata["output"]
+    used = [float(share) for share in re.findall(r"image_demo ([\d.]+)%", captured.out)]
+    assert len(used) == 3 and (min(used) > 99.9 if dynamic else min(used) > 50)
+    labels = Predictor(model)(folder / "deep/0.png").labels
+    assert 0.02 < labels.mean() < 0.98
+    assert labels_of(torch.tensor([[[-2.3, -2.1]]]), 0.1).tolist() == [[0, 1]]
+
+
+def test_a_file_that_gives_other_labels_than_the_model_is_a_warning(
+    exported, folder, tmp_path, monkeypatch, capsys
+):
+    original = module.segment
+    monkeypatch.setattr(module, "segment", lambda *args: 5 - original(*args))
+    words = [CONFIG, "none", "--images", str(folder), "--out", str(tmp_path / "a.onnx")]
+    for more, todo in (("--dynamic", "test pipeline"), ("--shape=56", "--dynamic")):
+        assert run("export", [*words, more]) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 3
+        for i, line in enumerate(lines):
+            check_message(line, "image_demo", where=f"warning: {i}.png: ", todo=todo)
+
+
+@pytest.mark.parametrize(
+    ("steps", "preprocessor", "told"),
+    [
+        ("dict(type='Pad', size_divisor=32), *rest", "", "Pad"),
+        ("dict(type='CLAHE'), dict(type='Resize', scale=(50, 50)), *rest", "", "CLAHE"),
+        (
+            "dict(type='Resize', scale=(9, 9)), dict(type='Resize', scale=(50, 50)), *rest",
+            "",
+            "Resize",
+        ),
+        (
+            "dict(type='Resize', scale=(50, 50), backend='pillow'), *rest",
+            "",
+            "Resize(backend='pillow')",
+        ),
+        ("*rest", "size_divisor=32", "data_preprocessor.test_cfg.size_divisor=32"),
+        ("*rest", "size=(64, 64)", "data_preprocessor.test_cfg.size=(64, 64)"),
+        ("dict(type='RandomFlip', prob=0.0), dict(type='Resize', scale=(50, 50)), *rest", "", None),
+    ],
+)
+def test_what_the_file_leaves_out_of_the_test_is_named(
+    steps, preprocessor, told, exported, tmp_path, capsys
+):
+    """Transforms besides one `Resize`, and padding of batches."""
+    config = tmp_path / "own.py"
+    config.write_text(
+        f"_base_ = {CONFIG!r}\n"
+        "load, *rest = _base_.test_pipeline\n"
+        f"test_dataloader = dict(dataset=dict(pipeline=[load, {steps}]))\n"
+        f"model = dict(data_preprocessor=dict(test_cfg=dict({preprocessor})))\n"
+    )
+    words = [str(config), "none", "--dynamic", "--out", str(tmp_path / "a.onnx")]
+    assert run("export", words) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if "leaves out" in line]
+    assert len(notes) == (told is not None)
+    assert all(f"leaves out {told} of" in note for note in notes)
+
+
+@pytest.mark.parametrize("shape", ["1 3 64 64", "-64", "0", "64 0", "64 64 3"])
+def test_a_shape_has_two_sides_of_at_least_a_pixel(shape, exported, tmp_path, capsys):
+    words = [CONFIG, "none", "--out", str(tmp_path / "a.onnx"), "--shape", *shape.split()]
+    assert run("export", words) == 1
+    error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+    check_message(error, where=f"--shape {shape}: ")
+    assert error.count("\n") == 1 and not exported.keys() - {"factor"}
