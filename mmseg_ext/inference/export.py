@@ -149,8 +149,12 @@ def export(
         **getattr(segmentor, "terms", {}),
     }
     with atomic_write(path) as part:  # a file that fails the check is deleted
-        write_onnx(whole, part, size, dynamic, metadata, channels)
-        exported = ExportedSegmentor(part)
+        write_onnx(whole, part, size, dynamic, metadata, channels, name=path)
+        try:
+            exported = ExportedSegmentor(part)
+        except Exception as error:  # onnxruntime's, for a file that it cannot run
+            reason = one_line(error, 600).replace(str(part), str(path))
+            raise ValueError(f"{path}: not written, does not load: {reason}") from error
         sizes = [size]
         if dynamic:
             sizes.append((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3))
@@ -388,11 +392,12 @@ def write_onnx(
     dynamic: bool = False,
     metadata: dict | None = None,
     channels: int = 3,
+    name: str | Path | None = None,
 ) -> None:
     """Write one ONNX file with the weights, the input `images` and the output `scores`.
 
     The file takes one image of `size`, or with `dynamic` any number of images of any size. Its
-    properties are the values of `metadata` as JSON.
+    properties are the values of `metadata` as JSON. Errors call the file `name`, by default `path`.
 
     Raises:
         StackError: if a package or a newer torch is needed.
@@ -430,7 +435,7 @@ def write_onnx(
             exported: Any = torch.onnx.export(model, (images,), **options)
     except Exception as error:  # the exporter raises many types
         reason = one_line(error, 600)
-        raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
+        raise ValueError(f"{name or path}: the exporter failed {sizes}: {reason}") from error
     # The exporter turns the position tables of each attention block into constants, equal ones for
     # the blocks of a stage. They can be larger than the weights.
     DeduplicateInitializersPass(size_limit=2**30)(exported.model)

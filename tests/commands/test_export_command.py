@@ -23,8 +23,9 @@ def exported(monkeypatch):
     """The arguments of `write_onnx`, and a factor for the scores of its file."""
     given = {"factor": 1.0}
 
-    def write(model, path, size, dynamic, metadata, channels):
+    def write(model, path, size, dynamic, metadata, channels, name):
         given.update(model=model, size=size, dynamic=dynamic, metadata=metadata, channels=channels)
+        given["name"] = name  # in errors
         path.write_bytes(b"written")
 
     def read(path):
@@ -118,6 +119,23 @@ def test_what_fails_does_not_stay(exported, folder, tmp_path, capsys):
         assert path.read_bytes() == b"before" and list(path.parent.iterdir()) == [path]
     exported["factor"] = 1.00005
     assert run("export", words) == 0 and path.read_bytes() == b"written"
+    assert exported["name"] == path
+
+
+def test_a_file_that_does_not_load_is_named_by_its_own_name(
+    exported, tmp_path, monkeypatch, capsys
+):
+    """And the temporary file is not named, nor are terminal codes printed."""
+
+    def read(path):
+        raise RuntimeError(f"\x1b[96mLoad model from {path} failed\x1b[0m")
+
+    monkeypatch.setattr(module, "ExportedSegmentor", read)
+    path = tmp_path / "a.onnx"
+    assert run("export", [CONFIG, "none", "--out", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"mmseg_ext: {path}: ") and error.count("\n") == 1
+    assert f"from {path} failed" in error and ".part" not in error and "\x1b" not in error
 
 
 @pytest.mark.parametrize("name", ["iter_1.pth", "own.py", "model", ".", "images/0.png"])
