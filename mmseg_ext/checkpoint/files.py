@@ -221,7 +221,7 @@ def classes_of(content: object, source: str | Path) -> dict[str, list] | None:
         warnings.warn(text, stacklevel=4)
     if not isinstance(names, list | tuple) or not names:
         return None
-    found = {"classes": list(map(str, names))}
+    found: dict[str, list] = {"classes": list(map(str, names))}
     try:
         palette = np.array([] if meta.get("palette") is None else meta["palette"], int)
         if palette.size:

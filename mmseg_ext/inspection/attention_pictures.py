@@ -130,7 +130,7 @@ def capture_inputs(
         # Segmentors call methods of their head, not the head, so hooks of JSegEAHead do not run.
         features = model.extract_feat(image)
     inputs: dict[str, Any] = {name: found.get(layer, features) for name, layer in layers.items()}
-    head = model.decode_head
+    head: Any = model.decode_head
     if isinstance(head, nn.ModuleList):  # of a cascade
         head = head[-1]
     return inputs, labels_of(logits[0], head.threshold)

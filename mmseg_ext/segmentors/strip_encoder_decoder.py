@@ -78,7 +78,7 @@ def labels_of(scores: Tensor, threshold: float | None) -> Tensor:
 
     `threshold` is the head's, of the probability of class 1, for a single channel.
     """
-    if scores.shape[-3] > 1:
+    if threshold is None or scores.shape[-3] > 1:
         return scores.argmax(-3)
     return (scores.squeeze(-3).sigmoid() > threshold).long()
 
