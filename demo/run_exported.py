@@ -56,7 +56,8 @@ def load(path: Path):
         session = onnxruntime.InferenceSession(path)
         metadata = {"channels": 3, "value_range": None, "rgb_bands": [1, 2, 3]}  # of old files
         metadata |= seen.read_metadata(session.get_modelmeta().custom_metadata_map)
-        metadata["palette"] = np.array(metadata["palette"], dtype=np.uint8)  # (classes, 3)
+        # (classes + 1, 3): the last one is of a foreground without a class for the background.
+        metadata["palette"] = np.array([*metadata["palette"], [255] * 3], dtype=np.uint8)
     except Exception as error:  # onnxruntime has its own exceptions
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not an exported segmentor: {reason}") from error
@@ -96,6 +97,8 @@ def main() -> int:
             raise ValueError(f"{args.model}: has no image_sides; run without --training-scale")
         paths = find(args.images)
         for kind in ("labels", "overlays"):
+            if (args.out / kind).resolve() == paths[0].parent.resolve():
+                raise ValueError(f"{args.out}: its {kind} are the images; set another folder")
             (args.out / kind).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -5,6 +5,7 @@ the sync, a machine that stops could keep the new name and lose the content.
 """
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -28,13 +29,15 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     After a kill the temporary file stays; `remove_parts` removes it.
 
     Raises:
-        NotWritten: for a full disk, a read-only folder, ...
+        NotWritten: for a full disk, a read-only folder, the path of a folder, ...
     """
     path = Path(path)
     # In a folder of somebody else, a name that can be guessed could be a link to another file.
     start = path.name[:_LONGEST_START]  # a name that is as long as names can be has no more room
-    part = path.with_name(f".{start}.{secrets.token_hex(8)}{_PART}{path.suffix}")
+    part = path.parent / f".{start}.{secrets.token_hex(8)}{_PART}{path.suffix}"
     try:
+        if path.is_dir():  # also '.' and '/', which have no name; known before the file is made
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield part

@@ -3,8 +3,10 @@
 Other invalid input raises `ValueError`. Messages shorten other errors and long lists the same way.
 """
 
+import re
 from collections.abc import Sequence
 
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors, as of torch's exporter
 SHOWN = 8  # names or values in a message
 RESUME_HINT = "the checkpoints written before are complete; --resume continues from the newest"
 
@@ -62,12 +64,12 @@ def labels_outside(num_classes: int, found: object, expected: str, ignored: int)
 
 
 def one_line(error: object, length: int | None = None) -> str:
-    """Return the text of an error, or of anything else, without line breaks.
+    """Return the text of an error, or of anything else, without line breaks and terminal codes.
 
     Args:
         length: cut the text after so many characters.
     """
-    return " ".join(str(error).split())[:length]
+    return " ".join(_TERMINAL_CODE.sub("", str(error)).split())[:length]
 
 
 def short(text: str, most: int = 60) -> str:

@@ -39,6 +39,18 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", [".", "/", "..", "folder", "link"])
+def test_a_folder_is_refused_before_the_work(name, tmp_path, monkeypatch):
+    """'.' and '/' have no name, and a link to a folder is not replaced by a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    with raises_message(NotWritten, "directory", where=f"{name}: "), atomic_write(name):
+        raise AssertionError("the work was done")
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "link"}
+    assert not any((tmp_path / "folder").iterdir())
+
+
 def test_parts_of_killed_writers_are_removed(tmp_path):
     with atomic_write(tmp_path / "a.txt") as part:
         os.link(part, f"{part}.kept")  # what a killed writer leaves

@@ -10,6 +10,7 @@ def test_an_error_of_several_lines_becomes_one():
     assert one_line(error) == "shapes differ: mine (1, 2) theirs (3,)"
     assert one_line(error, 6) == "shapes"
     assert one_line(ValueError()) == ""
+    assert one_line("\x1b[1;96m[torch.onnx]\x1b[0m failed\x1b[K", 19) == "[torch.onnx] failed"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ import os
 import pickle
 import re
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, serialization
 
@@ -33,8 +35,10 @@ _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files:
-# ea_r18-0123abcd.safetensors
-_HASHED = re.compile(r"-([0-9a-f]{8})\.safetensors")
+# ea_r18-0123abcd.safetensors. A date, as in ea_r18-20251129.safetensors, is not compared; two in
+# 100,000 hashes look like one.
+_DATE = r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
+_HASHED = re.compile(rf"-(?!{_DATE}\.)([0-9a-f]{{8}})\.safetensors")
 
 
 class Origin(NamedTuple):
@@ -95,7 +99,8 @@ def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | No
             meta.pop("format", None)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if "dataset_meta" in meta:
-            meta["dataset_meta"] = json.loads(meta["dataset_meta"])
+            with contextlib.suppress(ValueError):  # of another program, which wrote no JSON
+                meta["dataset_meta"] = json.loads(meta["dataset_meta"])
         return rebuild({"state_dict": tensors, "meta": meta})
 
 
@@ -124,7 +129,7 @@ def _compare_hash(path: Path) -> None:
     if digest.hexdigest()[:8] != expected[1]:
         raise ValueError(
             f"its SHA-256 does not begin with {expected[1]} as in its name; copy or download it "
-            "again, or rename it if you have changed it"
+            "again, or rename it if you have changed it, or these digits are something else"
         )
 
 
@@ -221,12 +226,42 @@ def terms_of(content: object) -> dict[str, str]:
     return {key: meta[key] for key in TERMS if isinstance(meta.get(key), str)}
 
 
+def classes_of(content: object, source: str | Path) -> dict[str, list] | None:
+    """Return the `classes` and, if they are known, the `palette` that a file's `meta` names.
+
+    mmsegmentation 1.x and this package write `meta["dataset_meta"]`, 0.x wrote `meta["CLASSES"]`
+    and `meta["PALETTE"]`. What cannot be read is left out, with a warning that names `source`.
+    """
+    meta = content.get("meta") if isinstance(content, dict) else None
+    if isinstance(meta, dict):
+        old = {"classes": meta.get("CLASSES"), "palette": meta.get("PALETTE")}
+        meta = meta.get("dataset_meta") or old
+    if not meta:
+        return None
+    names = meta.get("classes") if isinstance(meta, dict) else 0
+    if not isinstance(names, list | tuple | None):
+        text = f"{source}: its metadata have no list of classes; the file's classes are not used"
+        warnings.warn(text, stacklevel=4)
+    if not isinstance(names, list | tuple) or not names:
+        return None
+    found: dict[str, list] = {"classes": list(map(str, names))}
+    try:
+        palette = np.array([] if meta.get("palette") is None else meta["palette"], int)
+        if palette.size:
+            found["palette"] = palette.reshape(len(names), 3).tolist()
+    except (TypeError, ValueError):  # also for rows of several lengths
+        text = f"{source}: its palette is not {len(names)} colors RGB, one for each class"
+        warnings.warn(f"{text}; the file's palette is not used", stacklevel=4)
+    return found
+
+
 def write_weights(
     weights: dict[str, Tensor],
     path: str | Path,
     dataset_meta: dict | None = None,
     hash_in_name: bool = False,
     about: dict[str, str] | None = None,
+    source: str | Path | None = None,
 ) -> Path:
     """Write weights, with the classes and the palette, and return the path.
 
@@ -236,14 +271,19 @@ def write_weights(
         dataset_meta: the dataset's classes and palette, as lists.
         hash_in_name: append eight digits of the file's SHA-256 to its name.
         about: further entries of `meta`.
+        source: the file that the weights were read from.
 
     Raises:
-        ValueError: unless the name of `path` ends in `.pth` or `.safetensors`.
+        ValueError: unless the name of `path` ends in `.pth` or `.safetensors`, and if it is
+            `source`, which often has more than weights.
         NotWritten: for a full disk, a read-only folder, ...
     """
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
         raise ValueError(f"{path}: the file's name must end in .pth or .safetensors")
+    # A name with a hash can be that of the same content only.
+    if source and not hash_in_name and path.exists() and path.samefile(source):
+        raise ValueError(f"{path}: is the input, too, and would be replaced; set another output")
     dense = {"memory_format": torch.contiguous_format}  # safetensors refuses shared storage
     weights = {name: value.detach().cpu().clone(**dense) for name, value in weights.items()}
     meta: dict[str, Any] = dict(about or {})

@@ -35,6 +35,8 @@ from mmseg_ext.environment import BASE, STACK, check_stack
 if TYPE_CHECKING:
     import torch
 
+CONFIG_SUFFIXES = (".py", ".json", ".yaml", ".yml")  # which mmengine reads
+WEIGHTS_SUFFIXES = (".pth", ".safetensors")
 COMMANDS = sorted(module.name for module in pkgutil.iter_modules(__path__))
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk, without a file
 
@@ -270,15 +272,19 @@ def named_model(args: argparse.Namespace) -> Any:
     """Return the segmentor of the flags CONFIG and CHECKPOINT, on the device of `--device`."""
     from mmseg_ext.engine.config import load_config
     from mmseg_ext.inference.models import DEFAULT, get_model, list_models
+    from mmseg_ext.terminal import plain_warnings
 
     name = args.config or DEFAULT
     pretrained = not args.checkpoint
-    if pretrained and name not in list_models(pretrained=True):
-        raise ValueError(f"{args.config}: name a checkpoint after it, or 'none'")
+    if name.endswith(WEIGHTS_SUFFIXES):
+        raise ValueError(f"{name}: is a checkpoint; name its config before it")
     config = load_config(name, getattr(args, "cfg_options", None))
+    if pretrained and name not in list_models(pretrained=True):
+        raise ValueError(f"{name}: has no weights here; name a checkpoint after it, or 'none'")
     weights = None if args.checkpoint == "none" else args.checkpoint
     device = usable_device(getattr(args, "device", "cpu"))  # `export` has no such flag
-    return get_model(config, pretrained=pretrained, weights=weights, device=device)
+    with plain_warnings():
+        return get_model(config, pretrained=pretrained, weights=weights, device=device)
 
 
 def launcher_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,18 +6,28 @@ Without CONFIG and CHECKPOINT, the project's own model is used.
 import argparse
 from pathlib import Path
 
-from mmseg_ext.commands import command, command_parser, config_flag, device_flag, named_model
+from mmseg_ext.commands import (
+    CONFIG_SUFFIXES,
+    WEIGHTS_SUFFIXES,
+    command,
+    command_parser,
+    config_flag,
+    device_flag,
+    named_model,
+)
 
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
     parser.add_argument("config", nargs="?", help="name or path (default: the project's own model)")
     parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
-    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    images = parser.add_argument("images", nargs="+", metavar="IMAGE")
+    images.required = False  # `main` asks for one, unless --list is set
     pixel = "the query position, ROW COLUMN in the image on disk (default: its middle)"
     parser.add_argument("--pixel", nargs=2, type=int, help=pixel)
     parser.add_argument("--layers", nargs="+", metavar="NAME", help="default: last of each kind")
-    parser.add_argument("--list", action="store_true", help="print the layers' names and stop")
+    names = "print the layers' names and stop; needs no image"
+    parser.add_argument("--list", action="store_true", help=names)
     parser.add_argument("--out", type=Path, default=Path("work_dirs/attention_maps"))
     device_flag(parser)
     config_flag(parser)
@@ -29,6 +39,8 @@ def main(args: argparse.Namespace) -> int:
     import numpy as np
     import torch
 
+    from mmseg_ext.engine.config import nearest
+    from mmseg_ext.images.values import IMAGE_SUFFIXES
     from mmseg_ext.inference.models import list_models
     from mmseg_ext.inspection.attention_pictures import (
         Scene,
@@ -41,14 +53,25 @@ def main(args: argparse.Namespace) -> int:
     )
 
     # Without CONFIG and CHECKPOINT, the parser takes the first images for them.
-    words = [word for word in (args.config, args.checkpoint, *args.images) if word]
-    if words[0].endswith(".py") or words[0] in list_models():
-        if len(words) < 3:
-            raise ValueError(f"{words[0]}: name a checkpoint (or 'none') and an image after it")
-        args.config, args.checkpoint, images = words[0], words[1], words[2:]
-    else:
-        args.config = args.checkpoint = None
-        images = words
+    words = [word for word in (args.config, args.checkpoint, *(args.images or ())) if word]
+    args.config = args.checkpoint = None
+    images, order = words, "the order is [CONFIG CHECKPOINT|none] IMAGE [IMAGE ...]"
+    if words and (words[0].endswith(CONFIG_SUFFIXES) or words[0] in list_models()):
+        args.config, *images = words
+        args.checkpoint = "none" if args.list else None  # of which layers are independent
+        if images:
+            args.checkpoint, *images = images
+    for word in images:
+        if word == "none" or word.endswith((*CONFIG_SUFFIXES, *WEIGHTS_SUFFIXES)):
+            raise ValueError(f"{word}: is no image; {order}")
+        if not Path(word).is_file():
+            hint = "" if args.config else nearest(word, list_models())
+            kinds = "image" if args.config else "image or model"
+            raise ValueError(f"{word}: there is no such {kinds}{hint or f'; {order}'}")
+    if args.checkpoint and Path(args.checkpoint).suffix.lower() in IMAGE_SUFFIXES:
+        raise ValueError(f"{args.checkpoint}: is an image, not a checkpoint; {order}")
+    if not images and not args.list:
+        raise ValueError(f"{' '.join(words) or 'attention_maps'}: no image is named; {order}")
     torch.manual_seed(0)  # for random weights
     model = named_model(args)
     meta = model.dataset_meta

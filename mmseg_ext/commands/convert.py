@@ -28,17 +28,26 @@ def main(args: argparse.Namespace) -> None:
         unwrap_state_dict,
         write_weights,
     )
+    from mmseg_ext.errors import format_error, one_line
 
     cfg = family_cfg(args.family)
+    if not Path(args.src).is_file():
+        hint = f"{args.family}: {cfg['source']}"
+        if args.dst.is_file():
+            hint = "the order is FAMILY SRC DST, and DST exists"
+        raise FileNotFoundError(f"{args.src}: no such checkpoint file; {hint}")
     if args.dst.exists() and not args.overwrite:
         raise FileExistsError(f"{args.dst}: the file exists; add --overwrite to replace it")
-    if not Path(args.src).is_file():
-        source = cfg["source"]
-        raise FileNotFoundError(f"{args.src}: no such checkpoint file; {args.family}: {source}")
     content = read_checkpoint(args.src)
     weights = unwrap_state_dict(content, args.src)
-    converted = convert_official(args.family, weights, args.classifier)
-    write_weights(converted, args.dst, about=terms_of({"meta": cfg}) | terms_of(content))
+    try:
+        converted = convert_official(args.family, weights, args.classifier)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # Shapes that no file of the family has can fail in any way.
+        reason = one_line(error) if isinstance(error, ValueError) else format_error(error)
+        raise ValueError(f"{args.src}: cannot be converted as {args.family}: {reason}") from error
+    about = terms_of({"meta": cfg}) | terms_of(content)
+    write_weights(converted, args.dst, about=about, source=args.src)
     values = sum(value.numel() for value in converted.values())
     print(f"{args.dst}: {len(converted)} entries, {values / 1e6:.2f} M values")
     size, mean, std = cfg["input_size"][1], cfg["mean"], cfg["std"]

@@ -30,6 +30,8 @@ def main(args: argparse.Namespace) -> None:
 
     if args.minutes is not None:
         raise ValueError("--minutes: needs a training to measure the speed; set --iterations")
+    if args.world_size is not None and args.world_size < 1:
+        raise ValueError(f"--world-size {args.world_size}: set the number of GPUs, 1 or more")
     training = Training(
         args.config,
         args.cfg_options,

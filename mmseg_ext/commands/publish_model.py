@@ -5,7 +5,6 @@ training checkpoints, and it shortens names (`depth.pth` becomes `de`).
 """
 
 import argparse
-import json
 from typing import Any
 
 from mmseg_ext.commands import command, command_parser
@@ -30,14 +29,14 @@ def main(args: argparse.Namespace) -> None:
     mmengine, `init_model` and `MMSegInferencer` read a `.pth`; a `.safetensors` needs
     `mmseg_ext.safe_loading()`.
     """
-    import numpy as np
-
     from mmseg_ext.checkpoint.files import (
+        classes_of,
         read_checkpoint,
         terms_of,
         unwrap_state_dict,
         write_weights,
     )
+    from mmseg_ext.terminal import plain_warnings
 
     pairs = [pair.partition("=") for pair in args.about]
     if not all(key and equals for key, equals, _ in pairs):
@@ -50,10 +49,10 @@ def main(args: argparse.Namespace) -> None:
         beyond = [name for name, value in weights.items() if not value.isfinite().all()]
         if beyond:
             raise ValueError(f"{args.in_file}: values beyond float16 in {', '.join(beyond[:4])}")
-    meta = content.get("meta")
-    dataset_meta = meta.get("dataset_meta") if isinstance(meta, dict) else None
-    dataset_meta = json.loads(json.dumps(dataset_meta, default=np.ndarray.tolist))
-    print(write_weights(weights, args.out_file, dataset_meta, not args.no_hash, about))
+    with plain_warnings():
+        dataset_meta = classes_of(content, args.in_file)
+    hashed = not args.no_hash
+    print(write_weights(weights, args.out_file, dataset_meta, hashed, about, args.in_file))
 
 
 def _halved(weights: dict[str, Any]) -> dict[str, Any]:

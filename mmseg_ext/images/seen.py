@@ -166,7 +166,11 @@ def segment(
     """Return class indices (H, W) of an image (H, W, C) by an exported file.
 
     The image is scaled as in the config's test pipeline, or if `trained` as the training images,
-    and cut into windows if it is larger. Where windows overlap, their scores are averaged.
+    and cut into windows if it is larger. Where windows overlap, their scores are averaged. A single
+    score is of class 1, which a pixel has if its probability is above the file's `threshold`.
+
+    Raises:
+        ValueError: for a single score without a threshold, as of older files.
     """
     original, seen = image.shape[:2], seen_by(metadata)
     size = seen.trained(*original) if trained else seen.size(*original)
@@ -189,6 +193,14 @@ def segment(
         total[here] += scores
         count[here] += 1
     total /= count
+    if len(total) == 1:
+        if metadata.get("threshold") is None:
+            raise ValueError(
+                "the file has one score for each pixel, and no threshold; export again"
+            )
+        with np.errstate(over="ignore"):
+            probability = 1 / (1 + np.exp(-resize(total[0], *original)))  # (H, W)
+        return (probability > metadata["threshold"]).astype(np.uint8)
     best, labels = np.full(original, -np.inf, dtype=np.float32), np.zeros(original, dtype=np.uint16)
     for index, score in enumerate(total):  # one class at a time: all would fill the memory
         score = resize(score, *original)

@@ -31,16 +31,21 @@ from mmseg_ext.images.pictures import shown_bands
 from mmseg_ext.images.seen import Seen, read_metadata, segment
 from mmseg_ext.inference.models import DEFAULT, get_model
 from mmseg_ext.inference.predictor import Predictor
-from mmseg_ext.inference.scale import SeenByTransforms
+from mmseg_ext.inference.scale import undescribed_steps
 from mmseg_ext.segmentors import StripEncoderDecoder
-from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
+from mmseg_ext.segmentors.strip_encoder_decoder import labels_of, prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
 OPSET = 18  # torch's exporter writes it without a conversion
 # Limit of the difference, relative to the largest score. Float32 in another order of operations
 # reaches 1e-5.
 TOLERANCE = 1e-4
+OUTPUT = "class scores, float32, (B, classes, H, W)"
+BINARY_OUTPUT = "score of class 1, which a pixel has if sigmoid(score) > threshold, (B, 1, H, W)"
 REAL_IMAGES = 3  # of a folder
+# Share of a photo's labels that equal `Predictor`'s, below which a file is suspect. Photos that are
+# filled to a fixed shape have 0.954 or more (docs/export.md).
+LEAST_USED = 0.95
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def export(
 
     Args:
         model, weights: of `Predictor`.
-        out: the file; by default the config's name with the ending `.onnx`.
+        out: the file `NAME.onnx`; by default the config's name with this ending.
         dynamic: let the file take images of any size and number.
         shape: (height, width) or (side,) of the images that the file takes; by default the window
             of a test with sliding windows, or the scale of the test pipeline.
@@ -103,9 +108,16 @@ def export(
 
     Raises:
         StackError: if a package or a newer torch is needed.
-        ValueError: if the model cannot be exported, the exporter fails, or the scores of the file
-            differ by more than 1e-4 of the largest. The file is then not written.
+        ValueError: for another ending of `out`, or a `shape` below 1, if the model cannot be
+            exported, the exporter fails, or the scores of the file differ by more than 1e-4 of the
+            largest. The file is then not written.
     """
+    if out is not None and Path(out).suffix.lower() != ".onnx":
+        # It may be the checkpoint, whose place on a command line is next to it.
+        raise ValueError(f"{out}: the exported file's name must end in .onnx")
+    if shape is not None and (len(shape) not in (1, 2) or min(shape) < 1):
+        given = " ".join(map(str, shape))
+        raise ValueError(f"--shape {given}: needs a height and a width, each 1 or more")
     if not isinstance(model, nn.Module):
         model = get_model(model, weights is None, weights)
     segmentor: Any = model
@@ -116,17 +128,7 @@ def export(
         seen = seen.in_windows(size)
     path = Path(out or Path(config.filename).stem + ".onnx")
     real = [] if images is None else _real_images(images, loader)
-    result = Exported(path, seen)
-    if isinstance(seen, SeenByTransforms):
-        names = join_names(seen.others)
-        text = f"the file does not describe {names} of the test pipeline; scale photos like it"
-        result.notes.append(text)
-    if not dynamic and (seen.keep_ratio or seen.scale != size[::-1]):
-        text = f"photos of other proportions than {size} are filled, which changes some labels"
-        result.notes.append(f"{text}; --images measures it, --dynamic avoids it")
-    if seen.window:
-        text = f"photos larger than {seen.window} at the scale of the test are cut into windows"
-        result.notes.append(text)
+    result = Exported(path, seen, _notes(seen, config, size, dynamic))
     whole = WholeImageSegmentor(segmentor)
     order = "RGB" if channels == 3 else "bands"
     metadata = {
@@ -134,7 +136,8 @@ def export(
         "classes": list(predictor.classes),
         "palette": predictor.palette.tolist(),
         "input": f"{order}, 0 to 255, float32, (B, {channels}, H, W)",
-        "output": "class scores, float32, (B, classes, H, W)",
+        "output": OUTPUT if whole.threshold is None else BINARY_OUTPUT,
+        "threshold": whole.threshold,
         "channels": channels,
         "value_range": getattr(loader, "value_range", None),
         "stored_values": getattr(loader, "color_type", "color") == "unchanged",
@@ -146,8 +149,12 @@ def export(
         **getattr(segmentor, "terms", {}),
     }
     with atomic_write(path) as part:  # a file that fails the check is deleted
-        write_onnx(whole, part, size, dynamic, metadata, channels)
-        exported = ExportedSegmentor(part)
+        write_onnx(whole, part, size, dynamic, metadata, channels, name=path)
+        try:
+            exported = ExportedSegmentor(part)
+        except Exception as error:  # onnxruntime's, for a file that it cannot run
+            reason = one_line(error, 600).replace(str(part), str(path))
+            raise ValueError(f"{path}: not written, does not load: {reason}") from error
         sizes = [size]
         if dynamic:
             sizes.append((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3))
@@ -169,7 +176,28 @@ def export(
                 labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
             used = float((labels == predictor(values).labels).mean())
             result.compared.append(replace(compared, used=used))
+            if used < LEAST_USED:
+                text = f"{name}: the file gives only {used:.1%} of its pixels image_demo's label"
+                todo = "use --dynamic, or a --shape of the proportions of your photos"
+                if dynamic or undescribed_steps(config):
+                    todo = "change photos before as the test pipeline does"
+                warnings.warn(f"{text}; {todo}", stacklevel=2)
     return result
+
+
+def _notes(seen: Seen, config: Any, size: tuple[int, int], dynamic: bool) -> list[str]:
+    """Return what changes the labels of photos, and what users of the file have to do."""
+    notes = []
+    if left_out := undescribed_steps(config):
+        text = f"the file leaves out {join_names(left_out)} of the config's test"
+        notes.append(f"{text}; change photos before in the same way, else labels differ")
+    if not dynamic and (seen.keep_ratio or seen.scale != size[::-1]):
+        text = f"photos of other proportions than {size} are filled, which changes some labels"
+        notes.append(f"{text}; --images measures it, --dynamic avoids it")
+    if seen.window:
+        text = f"photos larger than {seen.window} at the scale of the test are cut into windows"
+        notes.append(text)
+    return notes
 
 
 def _default_size(seen: Seen, config: Any, dynamic: bool) -> tuple[int, int]:
@@ -210,7 +238,11 @@ def _real_images(folder: str | Path, loader: Any) -> list[tuple[str, np.ndarray]
 
 
 def _compare(
-    exported: "ExportedSegmentor", model: nn.Module, name: str, images: Tensor, path: Path
+    exported: "ExportedSegmentor",
+    whole: "WholeImageSegmentor",
+    name: str,
+    images: Tensor,
+    path: Path,
 ) -> Comparison:
     """Compare the scores of file and model for images (B, C, H, W).
 
@@ -224,14 +256,15 @@ def _compare(
         reason = one_line(error, 300)
         raise ValueError(f"{path}: not written, fails for {shape}: {reason}") from error
     with torch.no_grad():
-        expected = model(images)
+        expected = whole(images)
     difference = relative_difference(scores, expected)
     if not difference <= TOLERANCE:  # NaN, too
         raise ValueError(
             f"{path}: not written, as its scores for {name} differ from the model's by "
             f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
         )
-    agreeing = (scores.argmax(1) == expected.argmax(1)).double().mean().item()
+    same = labels_of(scores, whole.threshold) == labels_of(expected, whole.threshold)
+    agreeing = same.double().mean().item()
     return Comparison(name, tuple(images.shape), difference, agreeing)
 
 
@@ -255,6 +288,7 @@ class WholeImageSegmentor(nn.Module):
     mean: Tensor
     std: Tensor
     parts: Any
+    threshold: float | None  # of the probability of a single class
 
     def __init__(self, segmentor: EncoderDecoder):
         super().__init__()
@@ -280,6 +314,8 @@ class WholeImageSegmentor(nn.Module):
         _free_of_size(parts)
         self.parts = parts
         self.align_corners = segmentor.align_corners
+        head = parts["decode_head"]
+        self.threshold = head.threshold if head.out_channels == 1 else None
         self.cpu().eval()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -356,11 +392,12 @@ def write_onnx(
     dynamic: bool = False,
     metadata: dict | None = None,
     channels: int = 3,
+    name: str | Path | None = None,
 ) -> None:
     """Write one ONNX file with the weights, the input `images` and the output `scores`.
 
     The file takes one image of `size`, or with `dynamic` any number of images of any size. Its
-    properties are the values of `metadata` as JSON.
+    properties are the values of `metadata` as JSON. Errors call the file `name`, by default `path`.
 
     Raises:
         StackError: if a package or a newer torch is needed.
@@ -398,7 +435,7 @@ def write_onnx(
             exported: Any = torch.onnx.export(model, (images,), **options)
     except Exception as error:  # the exporter raises many types
         reason = one_line(error, 600)
-        raise ValueError(f"{path}: the exporter failed {sizes}: {reason}") from error
+        raise ValueError(f"{name or path}: the exporter failed {sizes}: {reason}") from error
     # The exporter turns the position tables of each attention block into constants, equal ones for
     # the blocks of a stage. They can be larger than the weights.
     DeduplicateInitializersPass(size_limit=2**30)(exported.model)

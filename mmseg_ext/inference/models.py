@@ -10,12 +10,17 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mmengine.config import Config, ConfigDict
 from torch import nn
 
-from mmseg_ext.checkpoint.files import best_checkpoint, read_checkpoint, terms_of, unwrap_state_dict
+from mmseg_ext.checkpoint.files import (
+    best_checkpoint,
+    classes_of,
+    read_checkpoint,
+    terms_of,
+    unwrap_state_dict,
+)
 from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.durable.work_dir import checkpoint_folder
 from mmseg_ext.engine.build import build_segmentor
@@ -100,12 +105,21 @@ def get_model(
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model = build_segmentor(config)
     model.terms, meta = {}, None
+    is_changed = bool(overrides or num_classes)  # so other names than the classes' are expected
     if weights is not None:
-        partial = bool(overrides or num_classes or in_channels)
-        meta = _load_weights(model, weights, partial)
+        meta = _load_weights(model, weights, is_changed or in_channels is not None)
+        count = getattr(model, "num_classes", None)
+        if meta and not is_changed and count not in (None, len(meta["classes"])):
+            text = f"{weights}: names {len(meta['classes'])} classes, the model has {count}"
+            warnings.warn(f"{text}; the names of the config are used", stacklevel=2)
+            meta = None
     meta = meta or classes_and_palette(config.test_dataloader.dataset)
     count = getattr(model, "num_classes", len(meta["classes"]))
-    if count != len(meta["classes"]):  # overridden
+    if count != len(meta["classes"]):
+        if not is_changed:
+            file, names = config.filename or "config", len(meta["classes"])
+            text = f"its dataset names {names} classes, its model has {count}"
+            warnings.warn(f"{file}: {text}; they are called class_0, class_1, ...", stacklevel=2)
         meta = _completed([f"class_{i}" for i in range(count)])
     model.dataset_meta = meta
     model.cfg = config
@@ -164,7 +178,7 @@ def pretrained_weights(name: str) -> Path:
 
 
 def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
-    """Fill the model from a file, and return the file's `dataset_meta`, None if it has none."""
+    """Fill the model from a file, and return the file's classes and palette, if it names any."""
     content = read_checkpoint(path)
     weights = unwrap_state_dict(content, str(path))
     check_finite(model, weights)
@@ -193,13 +207,8 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
         raise CheckpointError(
             f"{path}: does not fit the config: {reason}; use the config it was trained with"
         ) from error
-    meta = (content.get("meta") or {}).get("dataset_meta")
-    if not meta or not meta.get("classes"):
-        return None
-    classes, palette = list(meta["classes"]), meta.get("palette")
-    if palette is None or len(palette) == 0:
-        return _completed(classes)
-    return {"classes": classes, "palette": np.array(palette).reshape(len(classes), 3).tolist()}
+    meta = classes_of(content, path)
+    return _completed(meta["classes"]) if meta and "palette" not in meta else meta
 
 
 def _completed(classes: list[str]) -> dict:

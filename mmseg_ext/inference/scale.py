@@ -20,8 +20,7 @@ def read_seen(config: Any) -> Seen:
     """Return how the test pipeline of a config shows photos to its network.
 
     If the pipeline also changes sizes in other ways than by one `Resize`, the attributes of the
-    result describe only that, and `others` has the names of the other transforms. `size` is right
-    for them, too.
+    result describe only that, and `size` is right for all; see `undescribed_steps`.
     """
     pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
     changing = [step for step in pipeline if _may_change_size(step)]
@@ -46,6 +45,31 @@ def _resize_settings(step: dict) -> dict[str, Any]:
     return {**pairs, "keep_ratio": step.get("keep_ratio", False)}
 
 
+def undescribed_steps(config: Any) -> list[str]:
+    """Return what a test does to loaded photos and the attributes of `Seen` do not describe.
+
+    These are names of transforms, and settings of the data preprocessor.
+    """
+    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
+    found, is_resized = [], False
+    for step in pipeline:
+        name = type_name(step)
+        if name.endswith("LoadAnnotations") or name.startswith("Pack") or step.get("prob") == 0:
+            continue
+        if name == "Resize" and not is_resized:
+            is_resized = True
+            for key, usual in (("interpolation", "bilinear"), ("backend", "cv2")):
+                if step.get(key, usual) != usual:
+                    found.append(f"{name}({key}={step[key]!r})")
+            continue
+        found.append(name)
+    padding = (config.model.get("data_preprocessor") or {}).get("test_cfg") or {}
+    for key in ("size", "size_divisor"):
+        if padding.get(key):
+            found.append(f"data_preprocessor.test_cfg.{key}={padding[key]}")
+    return found
+
+
 @dataclass(frozen=True)
 class SeenByTransforms(Seen):
     """How a network sees photos by transforms that the attributes of `Seen` do not describe.
@@ -57,14 +81,6 @@ class SeenByTransforms(Seen):
 
     steps: tuple[dict, ...] = ()
     channels: int = 3
-
-    @property
-    def others(self) -> list[str]:
-        """The names of the transforms besides the first `Resize`."""
-        names = [type_name(step) for step in self.steps]
-        if "Resize" in names:
-            names.remove("Resize")
-        return names
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Return (height, width) of the network's input for a photo."""

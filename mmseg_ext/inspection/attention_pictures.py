@@ -29,6 +29,7 @@ from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
+from mmseg_ext.segmentors.strip_encoder_decoder import labels_of
 
 SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)
@@ -129,9 +130,10 @@ def capture_inputs(
         # Segmentors call methods of their head, not the head, so hooks of JSegEAHead do not run.
         features = model.extract_feat(image)
     inputs: dict[str, Any] = {name: found.get(layer, features) for name, layer in layers.items()}
-    (scores,) = logits
-    labels = scores.argmax(0) if len(scores) > 1 else (scores[0] > 0).long()
-    return inputs, labels
+    head: Any = model.decode_head
+    if isinstance(head, nn.ModuleList):  # of a cascade
+        head = head[-1]
+    return inputs, labels_of(logits[0], head.threshold)
 
 
 def locate(pixel: Sequence[int], size: Sequence[int], grid: Sequence[int]) -> tuple[int, int]:

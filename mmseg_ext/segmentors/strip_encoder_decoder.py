@@ -74,6 +74,16 @@ def prediction(head: Any, outputs: Any) -> Tensor:
     return outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
+def labels_of(scores: Tensor, threshold: float | None) -> Tensor:
+    """Return the labels (..., H, W) that `predict` sets for logits (..., C, H, W).
+
+    `threshold` is the head's, of the probability of class 1, for a single channel.
+    """
+    if threshold is None or scores.shape[-3] > 1:
+        return scores.argmax(-3)
+    return (scores.squeeze(-3).sigmoid() > threshold).long()
+
+
 def _is_known(head: nn.Module, *methods: str) -> bool:
     """Return whether the methods are in `_KNOWN` or declared, and not set on the instance.
 

@@ -4,12 +4,14 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
+import pytest
+from mmengine.config import Config
 
 from mmseg_ext.commands import run
 from mmseg_ext.inspection import attention_pictures  # the command without its drawing
 from tests.configs import CONFIGS
 from tests.datasets.trees import save
-from tests.messages import lines_with
+from tests.messages import check_message, lines_with
 
 CONFIG = str(CONFIGS / "ea_r18_shapes.py")
 LAYER = "decode_head.external_attention"
@@ -46,6 +48,49 @@ def test_images_of_the_projects_own_model(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("drawn") == 2
     assert run("attention_maps", [CONFIG, photos[0]]) == 1
     assert "checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "told"),
+    [
+        ("photo.png {config} none", "{config}", "CONFIG CHECKPOINT|none"),
+        ("none {config} photo.png", "none", "CONFIG CHECKPOINT|none"),
+        ("iter_1.pth photo.png", "iter_1.pth", "CONFIG CHECKPOINT|none"),
+        ("iter_1.safetensors {config} photo.png", "iter_1.safetensors", "CONFIG CHECKPOINT|none"),
+        ("{config} photo.png none", "none", "CONFIG CHECKPOINT|none"),
+        ("{config} photo.png photo.png", "photo.png", "CONFIG CHECKPOINT|none"),
+        ("{config} none own.yaml", "own.yaml", "CONFIG CHECKPOINT|none"),
+        ("ea_r18_shape none photo.png", "ea_r18_shape", "ea_r18_shapes"),
+        ("nosuch photo.png", "nosuch", "CONFIG CHECKPOINT|none"),
+        ("photo.png missing.png", "missing.png", "CONFIG CHECKPOINT|none"),
+        ("{config} none missing.png", "missing.png", "CONFIG CHECKPOINT|none"),
+        ("folder", "folder", "CONFIG CHECKPOINT|none"),
+        ("{config} none", "{config} none", "CONFIG CHECKPOINT|none"),
+        ("", "attention_maps", "CONFIG CHECKPOINT|none"),
+        ("nosuch.json none photo.png", "config nosuch.json", ""),
+    ],
+)
+def test_words_in_another_order_are_one_line(words, wrong, told, tmp_path, monkeypatch, capsys):
+    """And never the project's own model in place of the one that was meant."""
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "photo.png", np.zeros((64, 64, 3), np.uint8))
+    (tmp_path / "folder").mkdir()
+    drawn = Mock(return_value="drawn")
+    monkeypatch.setattr(attention_pictures, "draw_layer", drawn)
+    assert run("attention_maps", words.format(config=CONFIG).split()) == 1
+    error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+    check_message(error, where=f"{wrong.format(config=CONFIG)}: ", todo=told)
+    assert error.count("\n") == 1 and not drawn.called
+
+
+def test_the_list_of_layers_needs_no_image(tmp_path, capsys):
+    config = tmp_path / "own.json"
+    Config.fromfile(CONFIG).dump(config)
+    for words in ([CONFIG, "none"], [CONFIG], [str(config)], ["ea_r18_shapes"]):
+        assert run("attention_maps", [*words, "--list"]) == 0
+        assert capsys.readouterr().out == f"{LAYER}  ExternalAttention2d\n"
+    assert run("attention_maps", ["--list"]) == 0
+    assert "ExternalAttention2d" in capsys.readouterr().out
 
 
 def test_scene(tmp_path, monkeypatch, capsys):

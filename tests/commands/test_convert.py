@@ -1,6 +1,7 @@
 """The command `convert`: what it reads, writes and refuses, and its exit status."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import mmseg_ext
 from mmseg_ext.backbones import DeepViT
 from mmseg_ext.checkpoint import read_state_dict
 from mmseg_ext.commands import run
+from tests.messages import check_message
 
 
 @pytest.fixture
@@ -47,11 +49,39 @@ def test_an_existing_file_is_kept(source, tmp_path, capsys):
     assert "norm.weight" in read_state_dict(target)
 
 
-def test_refusals_are_one_line(source, tmp_path, capsys):
-    target = tmp_path / "out.pth"
-    absent = "absent.pth: no such checkpoint file; eanet: README of "
-    for words, message in ((["eanet", "absent.pth"], absent), (["eamlp", source], "unmapped keys")):
-        assert run("convert", [*words, str(target)]) == 1
+def test_the_published_file_is_not_replaced_by_its_conversion(source, tmp_path, capsys):
+    before = Path(source).read_bytes()
+    (tmp_path / "folder").mkdir()
+    for target in (source, str(tmp_path / "folder/../published.pth")):
+        assert run("convert", ["deepvit", source, target, "--overwrite"]) == 1
         error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
+        assert f"{target}: is the input" in error and error.count("\n") == 1
+        assert Path(source).read_bytes() == before
+
+
+def test_refusals_are_one_line(source, tmp_path, capsys):
+    """With the file and the family."""
+    target, other = tmp_path / "out.pth", tmp_path / "other.pth"
+    absent = "absent.pth: no such checkpoint file; eanet: README of "
+    scalars = dict.fromkeys(("cls_token", "tokens_to_token.a", "blocks.0.norm1.weight"))
+    torch.save({key: torch.tensor(1.0) for key in scalars}, other)
+    for words, message in (
+        (["eanet", "absent.pth"], absent),
+        (["eamlp", source], f"{source}: cannot be converted as eamlp: unmapped keys"),
+        (["rmt", source, "--classifier"], f"{source}: cannot be converted as rmt: "),
+        (["eamlp", str(other)], f"{other}: cannot be converted as eamlp: "),
+        (["eanet", source, "--classifier"], f"{source}: cannot be converted as eanet: "),
+    ):
+        assert run("convert", [*words[:2], str(target), *words[2:]]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"mmseg_ext: {message}") and error.count("\n") == 1
     assert not target.exists()
+
+
+def test_source_and_target_in_another_order(source, tmp_path, capsys):
+    target = tmp_path / "out.pth"
+    for more in ([], ["--overwrite"]):
+        assert run("convert", ["deepvit", str(target), source, *more]) == 1
+        error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+        check_message(error, where=f"{target}: ", todo="FAMILY SRC DST")
+        assert error.count("\n") == 1 and not target.exists()

@@ -169,6 +169,13 @@ def test_command_and_the_example_without_mmseg(tmp_path, monkeypatch, capsys):
         assert (labels == predictor(folder / name).labels).mean() > 0.999
         assert len(np.unique(labels)) > 1
 
+    before = (folder / "labels/a.png").read_bytes()
+    words = [EXAMPLE, str(out), str(folder / "labels"), str(folder)]  # whose labels they would be
+    monkeypatch.setattr(sys, "argv", words)
+    assert runpy.run_path(EXAMPLE)["main"]() == 1
+    assert f"{folder}: " in capsys.readouterr().err
+    assert (folder / "labels/a.png").read_bytes() == before
+
     find, example = map(runpy.run_path(EXAMPLE).get, ("find", "main"))
     names = ["D.png", "a.png", "b.png", "broken.jpg", "d.bmp", "empty.png"]
     assert [path.name for path in find(folder)] == names

@@ -10,8 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from mmseg_ext.checkpoint import read_state_dict
+from mmseg_ext.checkpoint.files import read_checkpoint, write_weights
 from mmseg_ext.commands import run
-from tests.messages import lines_with
+from tests.messages import check_message, lines_with
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -71,3 +72,49 @@ def test_float16_loads_strictly_into_float32(tmp_path, capsys):
     assert run("publish_model", words) == 1
     line = capsys.readouterr().err
     assert lines_with(line, "float16", "w") and line.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_the_training_checkpoint_is_not_replaced(suffix, tmp_path, capsys):
+    """By its own name, another path of it, and a link."""
+    path = write_weights({"w": torch.ones(2)}, tmp_path / f"iter_1{suffix}")
+    before = path.read_bytes()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / f"link{suffix}").symlink_to(path)
+    for name in (path.name, f"folder/../{path.name}", f"link{suffix}"):
+        assert run("publish_model", [str(path), str(tmp_path / name), "--no-hash"]) == 1
+        check_message(capsys.readouterr().err.removeprefix("mmseg_ext: "), where=tmp_path / name)
+        assert path.read_bytes() == before
+    assert run("publish_model", [str(path), str(path)]) == 0  # which appends a hash
+    published = capsys.readouterr().out.strip()
+    assert run("publish_model", [published, str(path)]) == 0  # the same content again
+    assert capsys.readouterr().out.strip() == published and path.read_bytes() == before
+
+
+def test_classes_of_mmsegmentation_0(tmp_path, capsys):
+    """Which `init_model` reads, too. A palette that does not fit is left out, with a line."""
+    old, new = tmp_path / "old.pth", tmp_path / "new.safetensors"
+    words = [str(old), str(new), "--no-hash"]
+
+    def published(meta: object) -> tuple[object, str]:
+        torch.save({"state_dict": {"w": torch.ones(2)}, "meta": meta}, old)
+        assert run("publish_model", words) == 0
+        return read_checkpoint(new)["meta"].get("dataset_meta"), capsys.readouterr().err
+
+    palette = [[1, 2, 3], [4, 5, 6]]
+    meta = {"CLASSES": ("a", "b"), "PALETTE": palette, "mmseg_version": "0.30.0"}
+    assert published(meta) == ({"classes": ["a", "b"], "palette": palette}, "")
+    assert published(meta | {"PALETTE": None}) == ({"classes": ["a", "b"]}, "")
+    for wrong in (palette[:1], [[1, 2, 3], [4, 5]], "random", 7, {"a": [1, 2, 3]}):
+        for kind in (
+            meta | {"PALETTE": wrong},
+            {"dataset_meta": {"classes": ["a", "b"], "palette": wrong}},
+        ):
+            classes, line = published(kind)
+            assert classes == {"classes": ["a", "b"]} and line.count("\n") == 1
+            check_message(line.removeprefix("warning: "), 2, "palette", where=old)
+    for wrong in (["a"], "a", {"dataset_meta": "voc"}, {"CLASSES": 2}, {"CLASSES": "ab"}):
+        classes, line = published(wrong)
+        assert classes is None and line.count("\n") == 1
+        check_message(line.removeprefix("warning: "), "classes", where=old)
+    assert published(None) == published({}) == (None, "")

@@ -14,7 +14,7 @@ from mmseg_ext.durable.work_dir import newest_complete
 from mmseg_ext.errors import CheckpointError
 from tests.engine.runs import log_text, train_here, write_config
 from tests.engine.states import UNVALIDATED
-from tests.messages import check_message, resumed_iterations
+from tests.messages import check_message, raises_message, resumed_iterations
 
 
 def test_a_flipped_bit_does_not_match_the_hash_in_the_name(tmp_path):
@@ -36,6 +36,26 @@ def test_a_flipped_bit_does_not_match_the_hash_in_the_name(tmp_path):
     assert read_state_dict(changed)["w"][-1] != 999
     renamed = paths[1].rename(tmp_path / "a-01234567.pth")
     assert read_state_dict(renamed)["w"][-1] == 999
+
+
+def test_a_date_in_the_name_is_no_hash(tmp_path):
+    """Other digits are compared: two of a hundred hashes have only digits."""
+    path = write_weights({"w": torch.ones(2)}, tmp_path / "a.safetensors")
+    for digits, date in (
+        ("20251129", True),
+        ("19991231", True),
+        ("20251329", False),
+        ("20251132", False),
+        ("21000101", False),
+        ("00012000", False),
+        ("2025112f", False),
+    ):
+        path = path.rename(tmp_path / f"model-{digits}.safetensors")
+        if date:
+            assert torch.equal(read_state_dict(path)["w"], torch.ones(2))
+            continue
+        with raises_message(CheckpointError, digits, where=path, todo="rename"):
+            read_state_dict(path)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])

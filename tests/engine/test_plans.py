@@ -7,9 +7,11 @@ import re
 import pytest
 from mmengine.config import Config
 
+from mmseg_ext.commands import run
 from mmseg_ext.engine.batch import plans
 from tests.configs import CONFIGS, EXPERIMENTS
 from tests.engine.runs import ROOT, run_script
+from tests.messages import check_message
 
 
 def load(name: str) -> Config:
@@ -45,6 +47,15 @@ def test_accumulation_counts_small_batches():
     assert stretched.train_cfg.max_iters == 4 * config.train_cfg.max_iters
     for ours, published in zip(stretched.param_scheduler, config.param_scheduler, strict=True):
         assert (ours.begin, ours.end) == (4 * published.begin, 4 * published.end)
+
+
+@pytest.mark.parametrize("count", ["0", "-2"])
+def test_plans_are_for_one_gpu_or_more(count, capsys):
+    words = [str(CONFIGS / "ea_r18_shapes.py"), "--world-size", count]
+    assert run("print_config", words) == 1
+    error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
+    check_message(error, where=f"--world-size {count}: ")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow

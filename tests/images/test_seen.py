@@ -11,6 +11,7 @@ from mmcv.transforms import Resize
 from torch.nn import functional as F
 
 from mmseg_ext.images.seen import Seen, read_metadata, resize, segment
+from tests.messages import raises_message
 
 SIDE = st.integers(1, 400)
 FACTOR = st.floats(0.1, 2)
@@ -123,3 +124,21 @@ def test_a_file_of_a_fixed_size_gets_windows_filled_with_the_mean():
     assert np.array_equal(shown[0][:, :20], photo[:, :48].transpose(2, 0, 1))
     assert (shown[2][:, 20:] == np.array([5, 6, 7])[:, None, None]).all()
     assert np.array_equal(shown[2][:, :20], photo[:, 52:].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8])
+def test_a_single_score_has_a_threshold(threshold):
+    """Of its probability, as in mmsegmentation: also where windows overlap and are resized."""
+    seen = Seen(scale=(40, 40), window=(32, 32), stride=(16, 16))
+    metadata = seen.metadata() | dict(dynamic=True, size=[32, 32], threshold=threshold)
+    photo = np.random.RandomState(0).randint(0, 256, (20, 20, 3), np.uint8)
+    photo[:4] = 0  # a probability of zero, without a warning about the exponential
+    labels = segment(lambda images: images[:, :1] - 120, metadata, photo)
+    large = resize(photo[..., 0].astype(np.float32), 40, 40)
+    scores = torch.from_numpy(resize(large, 20, 20)) - 120
+    assert labels.dtype == np.uint8 and 0 < labels.mean() < 1
+    assert np.array_equal(labels, (scores.sigmoid() > threshold).numpy())
+    narrow = segment(lambda images: (images[:, :1] - 120) / 50, metadata, photo)
+    assert np.array_equal(narrow, ((scores / 50).sigmoid() > threshold).numpy())
+    with raises_message(ValueError, "threshold", todo="export"):  # a file from before
+        segment(lambda images: images[:, :1], metadata | dict(threshold=None), photo)

@@ -76,6 +76,9 @@ def test_sizes_behind_tensorflows_padding_stay_short():
 def test_what_cannot_be_exported_is_refused(tmp_path):
     with raises_message(ValueError, "16x24", where=tmp_path / "a.onnx"):
         write_onnx(torch.nn.Linear(5, 5), tmp_path / "a.onnx", (16, 24))
+    with raises_message(ValueError, where=tmp_path / "b.onnx") as error:  # a temporary name
+        write_onnx(torch.nn.Linear(5, 5), tmp_path / "a.onnx", (16, 24), name=tmp_path / "b.onnx")
+    assert "a.onnx" not in str(error.value) and "\x1b" not in str(error.value)
     with pytest.raises(ValueError, match="Linear"):
         WholeImageSegmentor(torch.nn.Linear(1, 1))
     model = small()

@@ -12,7 +12,7 @@ from mmseg_ext.datasets import NucleiDataset
 from mmseg_ext.errors import CheckpointError, LaunchError
 from mmseg_ext.inference import models  # where the weights are
 from tests.configs import CONFIGS
-from tests.messages import raises_message
+from tests.messages import raises_message, warns_message
 
 NUCLEI = NucleiDataset.METAINFO
 CAMVID_NAME = "ea_lite0_fpn_camvid_1600"
@@ -143,6 +143,37 @@ def test_classes_and_colors_of_a_file(tmp_path):
     assert given == {"classes": [*"abcdef"], "palette": palette}
     colored = found(classes=list("abcdef"))
     assert "".join(colored["classes"]) == "abcdef" and len(set(map(tuple, colored["palette"]))) == 6
+
+
+@pytest.mark.parametrize("form", ["0.x", "1.x"])
+def test_names_of_a_file_that_do_not_fit_the_model(form, tmp_path, recwarn):
+    """Then the names are the config's, and a warning names the file or the config."""
+    config, file = Config.fromfile(SHAPES), tmp_path / "weights.pth"
+    state = mmseg_ext.get_model(config).state_dict()
+    own = tuple(mmseg_ext.get_model(config).dataset_meta["classes"])
+
+    def found(classes, palette, **changes):
+        meta = {"dataset_meta": {"classes": classes, "palette": palette}}
+        if form == "0.x":
+            meta = {"CLASSES": classes, "PALETTE": palette}
+        torch.save({"state_dict": state, "meta": meta}, file)
+        return mmseg_ext.get_model(config, weights=file, **changes).dataset_meta
+
+    palette = [[i, 2, 3] for i in range(6)]
+    assert found(tuple("abcdef"), palette) == {"classes": [*"abcdef"], "palette": palette}
+    assert not recwarn
+    with warns_message(UserWarning, 6, "palette", where=file):
+        colored = found(tuple("abcdef"), palette[:5])
+    assert "".join(colored["classes"]) == "abcdef" and len(colored["palette"]) == 6
+    with warns_message(UserWarning, 2, 6, where=file) as warned:
+        assert tuple(found(("a", "b"), palette[:2])["classes"]) == own
+    assert len(warned) == 1 and warned[0].filename == __file__
+    config.test_dataloader.dataset = dict(type="BaseSegDataset", metainfo=dict(classes="ab"))
+    with warns_message(UserWarning, 2, 6, where=SHAPES):
+        assert found((), None)["classes"] == tuple(f"class_{i}" for i in range(6))
+    with pytest.warns(UserWarning, match="conv_seg") as warned:
+        assert len(found(tuple("abcdef"), palette, num_classes=3)["classes"]) == 3
+    assert len(warned) == 1  # as the caller asked for it
 
 
 def test_classes_without_the_data():

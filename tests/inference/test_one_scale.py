@@ -105,7 +105,7 @@ def command_export(monkeypatch, tmp_path):
     def export(model, *words):
         given = {}
 
-        def keep(module, path, size, dynamic, metadata, channels):
+        def keep(module, path, size, dynamic, metadata, channels, name):
             given.update(module=module, metadata=json.loads(json.dumps(metadata)))
             path.write_bytes(b"")
 

@@ -137,8 +137,12 @@ def test_capture_inputs_leaves_no_hook():
     own = model.encode_decode
     scores = own(image, [{"ori_shape": (32, 40), "img_shape": (32, 40)}])[0, 0]
     model.encode_decode = lambda *args: own(*args)[:, :1] - scores.mean()  # one output channel
-    _, labels = pictures.capture_inputs(model, pictures.find_layers(model), image)
-    assert torch.equal(labels, (scores > scores.mean()).long()) and labels.any()
+    foreground = (scores - scores.mean()).sigmoid()
+    for threshold in (0.5, foreground.quantile(0.9).item()):  # of the head
+        model.decode_head.threshold = threshold
+        _, labels = pictures.capture_inputs(model, pictures.find_layers(model), image)
+        assert torch.equal(labels, (foreground > threshold).long()) and labels.any()
+    assert labels.float().mean() < 0.2
 
 
 def test_pixel_of_the_image_on_disk():
