@@ -214,14 +214,18 @@ class ModelTester:
         """
         model, inputs = randomise(self.build()).double().train(), self.inputs(1)
         for memory_format in (torch.contiguous_format, torch.channels_last):
-            image = tensors(inputs)[0].double().contiguous(memory_format=memory_format)
+            image, *others = (
+                x.double().contiguous(memory_format=memory_format) for x in tensors(inputs)
+            )
             image.requires_grad_()
             results = []
             for batch_norm in (F.batch_norm, written_out_batch_norm):
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(F, "batch_norm", batch_norm)
                     torch.manual_seed(3)  # for dropout
-                    loss = weighted_sum(model([image] if isinstance(inputs, list) else image))
+                    loss = weighted_sum(
+                        model([image, *others] if isinstance(inputs, list) else image)
+                    )
                     results.append(torch.autograd.grad(loss, [image, *model.parameters()]))
             largest = max(g.abs().max() for g in results[1])
             for ours, expected in zip(*results, strict=True):

@@ -152,9 +152,9 @@ def test_own_dataset(clone):
     assert result.returncode == 0, result.stderr
     assert 0 <= float(result.stdout.splitlines()[-1]) <= 100
     config = (clone / "my_project/config.py").read_text()
-    head, backbone, *_ = re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)
+    diffs = re.findall(r"^```diff\n(.*?)^```$", page, re.M | re.S)
     models = []
-    for diff in (head, backbone):
+    for diff in diffs[:3]:
         (clone / "my_project/changed.py").write_text(apply(diff, config))
         with DefaultScope.overwrite_default_scope("mmseg"):
             model = MODELS.build(Config.fromfile(clone / "my_project/changed.py").model).train()
@@ -164,7 +164,8 @@ def test_own_dataset(clone):
         assert losses["decode.loss_ce"].isfinite()
         models.append(model)
     assert type(models[0].decode_head).__name__ == "MaSAHead"
-    assert type(models[1].backbone).__name__ == "RMT"
+    assert type(models[1].decode_head).__name__ == "UNetEAHead" and not models[1].with_neck
+    assert type(models[2].backbone).__name__ == "RMT"
     for name in ("JSegEAHead", "DANetEAHead"):
         other = re.sub(r'type="EAHead",.*', f'type="{name}",', config)
         (clone / "my_project/changed.py").write_text(other)

@@ -39,6 +39,7 @@ MODEL_CONFIGS = {
     "JSegEAHead": {"type": "JSegEAHead", **HEAD, "norm_cfg": None},
     "DANetEAHead": {"type": "DANetEAHead", **HEAD},
     "MaSAHead": {"type": "MaSAHead", **HEAD},
+    "UNetEAHead": {"type": "UNetEAHead", **HEAD, "in_channels": [16, 24, 40, 112, 320]},
 }
 # The modules of docs/api.md. Their public names are `__all__`, or the ones given here.
 MODULES = {

@@ -11,5 +11,6 @@ check_stack()
 from mmseg_ext.decode_heads.danet_ea_head import DANetEAHead
 from mmseg_ext.decode_heads.ea_head import EAHead, JSegEAHead
 from mmseg_ext.decode_heads.masa_head import MaSAHead
+from mmseg_ext.decode_heads.unet_ea_head import UNetEAHead
 
-__all__ = ["DANetEAHead", "EAHead", "JSegEAHead", "MaSAHead"]
+__all__ = ["DANetEAHead", "EAHead", "JSegEAHead", "MaSAHead", "UNetEAHead"]

@@ -39,6 +39,7 @@ HEADS = {
     "DANetEA": dict(type="DANetEAHead", memory_size=8),
     "DANetEA, one branch": dict(type="DANetEAHead", memory_size=8, channel_attention=False),
     "MaSA": dict(type="MaSAHead", num_heads=2),
+    "UNetEA": dict(type="UNetEAHead", memory_size=8, **PYRAMID),
 }
 PREDICTED = HEADS | {
     "one channel": ONE_CHANNEL,
