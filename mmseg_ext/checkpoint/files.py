@@ -65,9 +65,20 @@ def origin_of(path: Path) -> Origin:
 
 
 def best_checkpoint(work_dir: Path) -> Path | None:
-    """Return the newest of the best checkpoints of a run, else the last checkpoint."""
-    found = list(work_dir.glob("best_*.pth")) or list(work_dir.glob("*.pth"))
-    return max(found, key=lambda path: origin_of(path).saved_at, default=None)
+    """Return the newest of the best checkpoints of the last run in a folder, else its last one."""
+    origins = {path: origin_of(path) for path in work_dir.glob("*.pth")}
+    if not origins:
+        return None
+
+    def saved_at(path: Path) -> float:
+        return origins[path].saved_at
+
+    newest = max(origins, key=saved_at)
+    best = []
+    for path, origin in origins.items():  # an earlier run can have left one, too
+        if path.name.startswith("best_") and origin.run in (origins[newest].run, None):
+            best.append(path)
+    return max(best, key=saved_at, default=newest)
 
 
 def read_checkpoint(path: str | Path, map_location: Any = "cpu", mmap: bool | None = None) -> Any:

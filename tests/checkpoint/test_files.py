@@ -24,3 +24,16 @@ def test_checkpoints_of_other_runners_have_the_time_of_their_files(tmp_path):
         os.utime(tmp_path / name, (1e9 + i, 1e9 + i))
     assert best_checkpoint(tmp_path).name == "iter_6.pth"
     assert best_checkpoint(tmp_path / "empty") is None
+
+
+def test_the_best_checkpoint_of_an_earlier_run_is_not_that_of_the_last_one(tmp_path):
+    """A new training in the same folder has no best checkpoint before its first validation."""
+    files = {"best_mIoU_iter_9.pth": ("a", 1.0), "iter_10.pth": ("a", 2.0)}
+    for name, (run, saved_at) in files.items():
+        torch.save({"meta": {"run": run, "saved_at": saved_at}}, tmp_path / name)
+    assert best_checkpoint(tmp_path).name == "best_mIoU_iter_9.pth"
+    torch.save({"meta": {"run": "b", "saved_at": 3.0}}, tmp_path / "iter_2.pth")
+    assert best_checkpoint(tmp_path).name == "iter_2.pth"
+    torch.save({"meta": {"run": "b", "saved_at": 4.0}}, tmp_path / "best_mIoU_iter_3.pth")
+    torch.save({"meta": {"run": "b", "saved_at": 5.0}}, tmp_path / "iter_4.pth")
+    assert best_checkpoint(tmp_path).name == "best_mIoU_iter_3.pth"
