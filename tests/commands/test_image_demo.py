@@ -466,7 +466,7 @@ def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
     image = str(folder / "a.png")
     for words, message in (
         (["nowhere", CONFIG, "none"], "nowhere: there is no such file"),
-        ([image, CONFIG], f"{CONFIG}: name a checkpoint"),
+        ([image, CONFIG], f"{CONFIG}: has no weights here; name a checkpoint"),
         ([image, CONFIG, "none", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         ([image, CONFIG, "none", "--opacity", "1.5"], "--opacity=1.5: choose"),
         ([image, CONFIG, "none", "--opacity", "-1"], "--opacity=-1.0: choose"),
