@@ -329,8 +329,9 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
     mode, frames = "RGB", 1  # OpenCV reads more kinds than Pillow
     if image is not None:
         mode = image.mode
-    if image is not None and image.format in _ANIMATED:
-        frames = getattr(image, "n_frames", 1)
+        if image.format in _ANIMATED:
+            with contextlib.suppress(Exception):  # later frames can be damaged
+                frames = getattr(image, "n_frames", 1)
     is_mask = mode == "P" and indices
     is_transparent = image is not None and "transparency" in image.info
     if mode in _BY_OPENCV and not (is_mask or is_transparent or is_deep(data)):

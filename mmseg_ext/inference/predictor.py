@@ -137,8 +137,9 @@ class Predictor:
         pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
         if tta:
             pipeline = config.get("tta_pipeline")
-        if not pipeline:
-            raise ValueError("tta: the config has no tta_pipeline; add it, or predict without tta")
+            if not pipeline:
+                todo = "add it, or predict without tta"
+                raise ValueError(f"tta: the config has no tta_pipeline; {todo}")
         self.load: Any = _loader(pipeline[0], self.channels, value_range)
         self._settings = _without_labels(pipeline[1:])
         self._transform: Any = Compose(_without_labels(self._settings))  # which changes its list

@@ -297,7 +297,11 @@ def test_an_animation_is_its_first_frame_with_a_warning(tmp_path, monkeypatch, k
     (tmp_path / "mask").write_bytes(data)
     (note,) = read_mask(tmp_path / "mask").notes
     assert note.startswith("a mask has 3 frames")
-    if kind != "GIF":  # which has 256 colors
+    if kind == "GIF":  # of 256 colors; in a mask damaged later frames do not matter
+        ends = range(2 * len(data) // 5, len(data), 5)  # behind the first frame
+        cuts = [read_pixels(data[:end], indices=True).values for end in ends]
+        assert all(np.array_equal(values, cuts[0]) for values in cuts)
+    else:
         assert np.array_equal(image, RGB[..., ::-1])
     phone = picture(RGB, "MPO", save_all=True, append_images=more)
     with warnings.catch_warnings():
