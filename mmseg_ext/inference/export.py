@@ -33,7 +33,8 @@ from mmseg_ext.inference.models import DEFAULT, get_model
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inference.scale import undescribed_steps
 from mmseg_ext.segmentors import StripEncoderDecoder
-from mmseg_ext.segmentors.strip_encoder_decoder import labels_of, prediction, predicts_by_resize
+from mmseg_ext.segmentors.score_maps import labels_of
+from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
 OPSET = 18  # torch's exporter writes it without a conversion
@@ -263,7 +264,9 @@ def _compare(
             f"{path}: not written, as its scores for {name} differ from the model's by "
             f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
         )
-    same = labels_of(scores, whole.threshold) == labels_of(expected, whole.threshold)
+    if whole.threshold is not None:  # of a probability
+        scores, expected = scores.sigmoid(), expected.sigmoid()
+    same = labels_of(scores, whole.threshold, 1) == labels_of(expected, whole.threshold, 1)
     agreeing = same.double().mean().item()
     return Comparison(name, tuple(images.shape), difference, agreeing)
 

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from mmseg_ext.errors import LaunchError, RunError, format_error, labels_outside
 
 _SIZE = 8  # height and width of the maps
-# Of BaseDecodeHead; some heads inherit from it without calling its constructor.
+# Of BaseDecodeHead; some heads inherit from it without calling its constructor, and have no loss,
+# or one of depths.
 _OF_HEADS = ("ignore_index", "loss_decode", "num_classes", "out_channels")
 
 
 def heads_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the modules that are decode heads, with their names."""
+    """Yield the decode heads that have a loss of labels, with their names."""
     for name, module in model.named_modules():
         if all(hasattr(module, attribute) for attribute in _OF_HEADS):
             yield name, module
@@ -140,10 +141,7 @@ def explain_training_error(model: nn.Module, error: Exception) -> Exception | No
 
 def losses_of_ignored_pixels(model: nn.Module) -> Iterator[str]:
     """Yield a warning for each loss of a decode head that trains ignored pixels."""
-    for name, head in model.named_modules():
-        # Heads that do not call BaseDecodeHead's __init__ may have no loss.
-        if not isinstance(head, BaseDecodeHead) or getattr(head, "loss_decode", None) is None:
-            continue
+    for name, head in heads_of(model):
         for loss in losses_by_key(head).values():
             if _trains_ignored_pixels(head, loss):
                 yield (

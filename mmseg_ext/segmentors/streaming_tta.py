@@ -25,7 +25,7 @@ from mmseg.structures import SegDataSample
 
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.segmentors.mixed_sizes import by_size
-from mmseg_ext.segmentors.score_maps import Merge
+from mmseg_ext.segmentors.score_maps import Merge, labels_of
 from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
 
@@ -42,8 +42,8 @@ class StreamingSegTTAModel(BaseTTAModel):
     their logits.
 
     Raises:
-        ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
-            channel, which returns probabilities.
+        ValueError: for another `merge`, for `merge='logits'` with a segmentor of one output
+            channel, which returns probabilities, and for pairs of channels that it does not have.
     """
 
     module: Any
@@ -62,8 +62,13 @@ class StreamingSegTTAModel(BaseTTAModel):
         if merge == "logits" and self.module.out_channels == 1:
             raise ValueError("merge='logits': the segmentor has one output channel; use 'probs'")
         self.merge = merge
-        self._order = list(range(self.module.out_channels))  # of the classes in a flipped view
+        count = self.module.out_channels
+        self._order = list(range(count))  # of the classes in a flipped view
         for one, other in swap_seg_labels:
+            if not (0 <= one < count and 0 <= other < count):
+                text = f"swap_seg_labels={list(swap_seg_labels)}: the segmentor has {count} output"
+                todo = "set tta_model.swap_seg_labels=[], or leave the flips out of tta_pipeline"
+                raise ValueError(f"{text} channels; {todo}")
             self._order[one], self._order[other] = other, one
 
     @torch.no_grad()
@@ -113,12 +118,10 @@ class StreamingSegTTAModel(BaseTTAModel):
             total = total + scores
         if self.merge == "probs":
             total /= len(views)
-        if self.module.out_channels == 1:
-            labels = (total > self.module.decode_head.threshold).to(total)  # 1, H, W
-        else:
-            labels = total.argmax(dim=0, keepdim=True)  # 1, H, W
+        threshold = self.module.decode_head.threshold if self.module.out_channels == 1 else None
+        labels = labels_of(total, threshold, 0)  # H, W
         sample = views[0]
-        for name, data in (("seg_logits", total), ("pred_sem_seg", labels)):
+        for name, data in (("seg_logits", total), ("pred_sem_seg", labels[None])):
             sample.pop(name, None)
             sample.set_data({name: PixelData(data=data)})
         return sample

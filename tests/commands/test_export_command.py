@@ -9,7 +9,7 @@ import torch
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
 from mmseg_ext.inference import export as module  # replaced by the fixture
-from mmseg_ext.segmentors.strip_encoder_decoder import labels_of
+from mmseg_ext.segmentors.score_maps import labels_of
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.messages import check_message, lines_with
@@ -204,7 +204,7 @@ def test_a_binary_head_has_its_threshold_in_the_file(dynamic, exported, folder, 
     assert len(used) == 3 and (min(used) > 99.9 if dynamic else min(used) > 50)
     labels = Predictor(model)(folder / "deep/0.png").labels
     assert 0.02 < labels.mean() < 0.98
-    assert labels_of(torch.tensor([[[-2.3, -2.1]]]), 0.1).tolist() == [[0, 1]]
+    assert labels_of(torch.tensor([[[-2.3, -2.1]]]).sigmoid(), 0.1, 0).tolist() == [[0, 1]]
 
 
 def test_a_file_that_gives_other_labels_than_the_model_is_a_warning(
