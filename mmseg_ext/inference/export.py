@@ -29,7 +29,7 @@ from mmseg_ext.errors import StackError, UnreadableFileError, join_names, one_li
 from mmseg_ext.images.files import image_files
 from mmseg_ext.images.pictures import shown_bands
 from mmseg_ext.images.seen import Seen, read_metadata, segment
-from mmseg_ext.inference.models import DEFAULT, get_model
+from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inference.scale import undescribed_steps
 from mmseg_ext.segmentors import StripEncoderDecoder
@@ -109,20 +109,13 @@ def export(
 
     Raises:
         StackError: if a package or a newer torch is needed.
-        ValueError: for another ending of `out`, or a `shape` below 1, if the model cannot be
-            exported, the exporter fails, or the scores of the file differ by more than 1e-4 of the
-            largest. The file is then not written.
+        ValueError: for another ending of `out`, or a `shape` below 1, as `Predictor`, if the model
+            cannot be exported, the exporter fails, or the scores of the file differ by more than
+            1e-4 of the largest. The file is then not written.
     """
-    if out is not None and Path(out).suffix.lower() != ".onnx":
-        # It may be the checkpoint, whose place on a command line is next to it.
-        raise ValueError(f"{out}: the exported file's name must end in .onnx")
-    if shape is not None and (len(shape) not in (1, 2) or min(shape) < 1):
-        given = " ".join(map(str, shape))
-        raise ValueError(f"--shape {given}: needs a height and a width, each 1 or more")
-    if not isinstance(model, nn.Module):
-        model = get_model(model, weights is None, weights)
-    segmentor: Any = model
-    config, predictor = segmentor.cfg, Predictor(segmentor)
+    check_target(out, shape)
+    predictor = Predictor(model, weights=weights)
+    segmentor, config = predictor.model, predictor.model.cfg
     channels, loader, seen = predictor.channels, predictor.load, predictor.seen
     size = (shape[0], shape[-1]) if shape else _default_size(seen, config, dynamic)
     if not dynamic:
@@ -184,6 +177,16 @@ def export(
                     todo = "change photos before as the test pipeline does"
                 warnings.warn(f"{text}; {todo}", stacklevel=2)
     return result
+
+
+def check_target(out: str | Path | None, shape: Sequence[int] | None) -> None:
+    """Raise a ValueError if no file of these arguments of `export` can be written."""
+    if out is not None and Path(out).suffix.lower() != ".onnx":
+        # It may be the checkpoint, whose place on a command line is next to it.
+        raise ValueError(f"{out}: the exported file's name must end in .onnx")
+    if shape is not None and (len(shape) not in (1, 2) or min(shape) < 1):
+        given = " ".join(map(str, shape))
+        raise ValueError(f"--shape {given}: needs a height and a width, each 1 or more")
 
 
 def _notes(seen: Seen, config: Any, size: tuple[int, int], dynamic: bool) -> list[str]:

@@ -41,7 +41,6 @@ from mmseg_ext.inference.objects import (
     NO_OBJECTS,
     SegmentedObject,
     coco_annotation,
-    find_objects,
     geojson,
 )
 from mmseg_ext.inference.predictor import Predictor
@@ -325,7 +324,7 @@ class ResultFiles:
         chosen = self.chosen or [name for name in result.classes if name not in NO_OBJECTS]
         objects = {}
         for name in chosen:
-            found = find_objects(result.labels, result.classes.index(name), name)
+            found = result.objects(name)
             least = max(usual, self.predictor.min_area.get(name, 0))
             if self.min_area is not None:
                 least = self.min_area

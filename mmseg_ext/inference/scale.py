@@ -16,14 +16,18 @@ from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
 from mmseg_ext.images.seen import Seen
 
 
+def pipeline_of(config: Any) -> list[dict]:
+    """Return the transforms of a config's test, of which the first loads the image."""
+    return next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+
+
 def read_seen(config: Any) -> Seen:
     """Return how the test pipeline of a config shows photos to its network.
 
     If the pipeline also changes sizes in other ways than by one `Resize`, the attributes of the
     result describe only that, and `size` is right for all; see `undescribed_steps`.
     """
-    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
-    changing = [step for step in pipeline if _may_change_size(step)]
+    changing = [step for step in pipeline_of(config)[1:] if _may_change_size(step)]
     resizes = [step for step in changing if type_name(step) == "Resize"]
     given: dict[str, Any] = _resize_settings(resizes[0]) if resizes else {}
     sides = config.get("image_sides")  # written by `new_project`
@@ -50,9 +54,8 @@ def undescribed_steps(config: Any) -> list[str]:
 
     These are names of transforms, and settings of the data preprocessor.
     """
-    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
     found, is_resized = [], False
-    for step in pipeline:
+    for step in pipeline_of(config)[1:]:
         name = type_name(step)
         if name.endswith("LoadAnnotations") or name.startswith("Pack") or step.get("prob") == 0:
             continue

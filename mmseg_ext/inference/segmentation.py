@@ -86,7 +86,6 @@ class Segmentation:
         if drawn is None:
             drawn = [name for name in self.classes if name not in NO_OBJECTS]
         is_drawn = np.array([name in drawn for name in self.classes])
-        colors = outlines = self.palette  # of the inside of objects, and of the lines around them
         line_width = min(_WIDEST_LINE, max(1, round(min(labels.shape) / _LINE)))
         window = np.ones((2 * line_width + 1, 2 * line_width + 1), np.uint8)
         highest, lowest = cv2.dilate(labels, window), cv2.erode(labels, window)
@@ -95,9 +94,10 @@ class Segmentation:
             of_row = labels[row]
             inside = is_drawn[of_row]
             line = inside & ((highest[row] != of_row) | (lowest[row] != of_row))
-            mixed = self.image[row, inside] * (1 - opacity) + colors[of_row[inside]] * opacity
+            colors = self.palette[of_row]
+            mixed = self.image[row, inside] * (1 - opacity) + colors[inside] * opacity
             drawing[row, inside] = mixed + 0.5
-            drawing[row, line] = outlines[of_row[line]]
+            drawing[row, line] = colors[line]
         picture = Image.fromarray(drawing)
         shown = {name: found for name, found in (objects or {}).items() if name in drawn}
         if names:

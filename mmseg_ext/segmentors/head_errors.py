@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from mmseg.models.decode_heads import DAHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.models.losses import cross_entropy
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError, RunError, format_error, labels_outside
@@ -50,7 +51,7 @@ def explain_loss_error(
     if "gt_sem_seg" not in data_samples[0]:
         pipeline = "train_dataloader.dataset.pipeline"
         raise LaunchError(f"{pipeline} has no type='LoadAnnotations'; add it") from error
-    reason = _of_features(head, inputs) or wrong_class_weights(head)
+    reason = _of_features(head, inputs) or wrong_loss(head)
     if reason is not None:
         raise LaunchError(f"{key}.{reason}") from error
     values = set()
@@ -100,9 +101,12 @@ def losses_by_key(head: Any) -> dict[str, Any]:
     return {f"loss_decode.{i}": loss for i, loss in enumerate(losses)}
 
 
-def wrong_class_weights(head: Any) -> str | None:
-    """Return the key in the head's config of class weights that do not fit, and why they do not."""
+def wrong_loss(head: Any) -> str | None:
+    """Return the key in the head's config of a loss that does not fit it, and why it does not."""
     for loss in losses_by_key(head).values():
+        if head.out_channels == 1 and getattr(loss, "cls_criterion", None) is cross_entropy:
+            todo = "set use_sigmoid=True"
+            return f"loss_decode.use_sigmoid=False: the softmax of one channel is always 1; {todo}"
         weights = getattr(loss, "class_weight", None)
         number = head.num_classes
         if isinstance(weights, list | tuple) and len(weights) not in (number, head.out_channels):
