@@ -120,13 +120,14 @@ def export(
     size = (shape[0], shape[-1]) if shape else _default_size(seen, config, dynamic)
     if not dynamic:
         seen = seen.in_windows(size)
-    path = Path(out or Path(config.filename).stem + ".onnx")
+    source = Path(config.filename or "model.py")  # a config from Python has no file
+    path = Path(out or f"{source.stem}.onnx")
     real = [] if images is None else _real_images(images, loader)
     result = Exported(path, seen, _notes(seen, config, size, dynamic))
     whole = WholeImageSegmentor(segmentor)
     order = "RGB" if channels == 3 else "bands"
     metadata = {
-        "config": Path(config.filename).name,
+        "config": source.name,
         "classes": list(predictor.classes),
         "palette": predictor.palette.tolist(),
         "input": f"{order}, 0 to 255, float32, (B, {channels}, H, W)",

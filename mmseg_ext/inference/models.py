@@ -24,7 +24,13 @@ from mmseg_ext.checkpoint.files import (
 from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.durable.work_dir import checkpoint_folder
 from mmseg_ext.engine.build import build_segmentor
-from mmseg_ext.engine.config import as_list, classes_and_palette, load_config, model_names
+from mmseg_ext.engine.config import (
+    as_list,
+    classes_and_palette,
+    load_config,
+    model_names,
+    type_name,
+)
 from mmseg_ext.errors import CheckpointError, one_line
 
 DEFAULT = "ea_lite0_fpn_nuclei_1600"  # of the commands and demo/app.py
@@ -146,7 +152,7 @@ def _set_channels(model: Any, count: int) -> None:
             preprocessor[key] = [sum(values) / len(values)]
         elif values:
             preprocessor[key] = (values * count)[:count]
-    if count != 3 and preprocessor.type == "SegDataPreProcessor":
+    if count != 3 and type_name(preprocessor) == "SegDataPreProcessor":
         preprocessor.type = "BandDataPreProcessor"
 
 

@@ -101,27 +101,23 @@ class StreamingSegTTAModel(BaseTTAModel):
         return samples
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
-        """Merge existing predictions: a list over images of lists over views."""
-        return [self._merged(views) for views in data_samples_list]
-
-    def _merged(self, views: Sequence[SegDataSample]) -> SegDataSample:
-        """Return the first view's sample with the merged scores, and their labels."""
-        softmax = self.merge == "probs" and self.module.out_channels > 1
-        total: Any = 0
-        for view in views:
-            logits: Any = view.seg_logits
-            scores = logits.data.to(full_precision(logits.data.dtype))  # C, H, W
-            if view.metainfo.get("flip"):
-                scores = scores[self._order]
-            if softmax:
-                scores = scores.softmax(dim=0)
-            total = total + scores
-        if self.merge == "probs":
-            total /= len(views)
-        threshold = self.module.decode_head.threshold if self.module.out_channels == 1 else None
-        labels = labels_of(total, threshold, 0)  # H, W
-        sample = views[0]
-        for name, data in (("seg_logits", total), ("pred_sem_seg", labels[None])):
-            sample.pop(name, None)
-            sample.set_data({name: PixelData(data=data)})
-        return sample
+        """Merge a list over images of lists over views; return the first views' samples."""
+        has_one = self.module.out_channels == 1  # probabilities already
+        threshold = self.module.decode_head.threshold if has_one else None
+        for views in data_samples_list:
+            total: Any = 0
+            for view in views:
+                logits: Any = view.seg_logits
+                scores = logits.data.to(full_precision(logits.data.dtype))  # C, H, W
+                if view.metainfo.get("flip"):
+                    scores = scores[self._order]
+                if self.merge == "probs" and not has_one:
+                    scores = scores.softmax(dim=0)
+                total = total + scores
+            if self.merge == "probs":
+                total /= len(views)
+            labels = labels_of(total, threshold, 0)[None]  # 1, H, W
+            for name, data in (("seg_logits", total), ("pred_sem_seg", labels)):
+                views[0].pop(name, None)
+                views[0].set_data({name: PixelData(data=data)})
+        return [views[0] for views in data_samples_list]

@@ -62,7 +62,8 @@ def test_overrides_keep_the_tensors_that_fit():
 @pytest.mark.parametrize("channels", [1, 2, 4, 6])
 def test_weights_fit_other_numbers_of_channels(channels):
     """tests/checkpoint/test_safe_loading.py has the numbers."""
-    model = mmseg_ext.get_model(DEFAULT, pretrained=True, in_channels=channels)
+    own = {"data_preprocessor": {"type": "mmseg.SegDataPreProcessor"}} if channels == 4 else {}
+    model = mmseg_ext.get_model(DEFAULT, pretrained=True, in_channels=channels, **own)
     full = mmseg_ext.get_model(DEFAULT, pretrained=True)
     photo = np.random.RandomState(0).randint(0, 256, (48, 64, 3), dtype=np.uint8)
     labels = mmseg_ext.Predictor(full)(photo).labels
