@@ -32,6 +32,7 @@ from mmseg_ext.engine.config import (
     type_name,
 )
 from mmseg_ext.errors import CheckpointError, one_line
+from mmseg_ext.inference.scale import tested_dataset
 
 DEFAULT = "ea_lite0_fpn_nuclei_1600"  # of the commands and demo/app.py
 # This project's weights. Those for non-commercial use are in a clone, but not in an installation.
@@ -121,7 +122,7 @@ def get_model(
             text = f"{weights}: names {len(meta['classes'])} classes, the model has {count}"
             warnings.warn(f"{text}; the names of the config are used", stacklevel=2)
             meta = None
-    meta = meta or with_background(model, classes_and_palette(config.test_dataloader.dataset))
+    meta = meta or with_background(model, classes_and_palette(tested_dataset(config)))
     if count not in (None, len(meta["classes"])):
         if not is_changed:
             file, names = config.filename or "config", len(meta["classes"])

@@ -314,10 +314,6 @@ class ResultFiles:
     def __enter__(self) -> "ResultFiles":
         return self
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind in (None, KeyboardInterrupt):
-            self.write()
-
     def objects(self, result: Segmentation) -> dict[str, list[SegmentedObject]]:
         """Return the objects of the chosen classes, and count those that are too small."""
         usual = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
@@ -394,8 +390,9 @@ class ResultFiles:
                 }
                 self.annotations.append(annotation | coco_annotation(found, (height, width)))
 
-    def write(self) -> None:
-        """Write `coco.json`, `classes.csv` and `objects.csv`."""
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind not in (None, KeyboardInterrupt):
+            return
         if "coco" in self.formats:
             categories = [{"id": number, "name": name} for name, number in self.numbers.items()]
             content = {

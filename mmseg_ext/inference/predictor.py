@@ -36,7 +36,7 @@ from mmseg_ext.images.seen import usual_overlap, window_spans
 from mmseg_ext.images.values import Photo, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
 from mmseg_ext.inference.models import get_model, with_background
-from mmseg_ext.inference.scale import pipeline_of, read_seen, resized_as
+from mmseg_ext.inference.scale import read_seen, resized_as, tested_dataset
 from mmseg_ext.inference.segmentation import Segmentation
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.mixed_sizes import by_size
@@ -137,7 +137,7 @@ class Predictor:
         # Pixels that an object of a class needs, by the objects of the training labels.
         self.min_area: dict[str, float] = dict(config.get("min_area") or {})
 
-        pipeline = pipeline_of(config)
+        pipeline = tested_dataset(config)["pipeline"]
         if tta:
             pipeline = config.get("tta_pipeline")
             if not pipeline:

@@ -13,12 +13,20 @@ import numpy as np
 from mmseg.registry import TRANSFORMS
 
 from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
+from mmseg_ext.errors import LaunchError
 from mmseg_ext.images.seen import Seen
 
 
-def pipeline_of(config: Any) -> list[dict]:
-    """Return the transforms of a config's test, of which the first loads the image."""
-    return next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+def tested_dataset(config: Any) -> dict:
+    """Return the settings of the dataset that a config tests, with its classes and its pipeline.
+
+    Raises:
+        LaunchError: if there is none.
+    """
+    if not config.get("test_dataloader"):
+        todo = "add one, whose dataset has classes and a pipeline"
+        raise LaunchError(f"{config.filename or 'config'}: has no test_dataloader; {todo}")
+    return next(inner_datasets(config.test_dataloader.dataset))
 
 
 def read_seen(config: Any) -> Seen:
@@ -27,7 +35,8 @@ def read_seen(config: Any) -> Seen:
     If the pipeline also changes sizes in other ways than by one `Resize`, the attributes of the
     result describe only that, and `size` is right for all; see `undescribed_steps`.
     """
-    changing = [step for step in pipeline_of(config)[1:] if _may_change_size(step)]
+    pipeline = tested_dataset(config)["pipeline"][1:]  # without the loader
+    changing = [step for step in pipeline if _may_change_size(step)]
     resizes = [step for step in changing if type_name(step) == "Resize"]
     given: dict[str, Any] = _resize_settings(resizes[0]) if resizes else {}
     sides = config.get("image_sides")  # written by `new_project`
@@ -55,7 +64,7 @@ def undescribed_steps(config: Any) -> list[str]:
     These are names of transforms, and settings of the data preprocessor.
     """
     found, is_resized = [], False
-    for step in pipeline_of(config)[1:]:
+    for step in tested_dataset(config)["pipeline"][1:]:
         name = type_name(step)
         if name.endswith("LoadAnnotations") or name.startswith("Pack") or step.get("prob") == 0:
             continue

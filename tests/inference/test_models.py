@@ -84,6 +84,13 @@ def test_counts_below_one_are_refused(counts):
         mmseg_ext.get_model(DEFAULT, **counts)
 
 
+def test_a_config_that_tests_nothing_is_named():
+    config = Config.fromfile(SHAPES)
+    config.test_dataloader = None
+    with raises_message(LaunchError, "test_dataloader", where=config.filename, todo="classes"):
+        mmseg_ext.get_model(config, device="meta")
+
+
 def test_a_checkpoint_in_the_place_of_a_config_is_named(tmp_path):
     torch.save({}, tmp_path / "iter_6.pth")
     for name in ("iter_6.pth", "iter_7.pth"):
