@@ -157,7 +157,8 @@ def _validations(val: Split, side: int | None, trained: int) -> int:
 
 def _network_parts(start: Start) -> dict[str, Any]:
     """Return the parts about the network and its weights."""
-    parts, checkpoint = dict(backbone=start.backbone, decoder=start.decoder), start.checkpoint
+    parts: dict[str, Any] = dict(backbone=start.backbone, decoder=start.decoder)
+    checkpoint = start.checkpoint
     if start.weights:
         checkpoint = f"{{{{ fileDirname }}}}/{ENCODER}"
     parts["init"] = f'dict(type="Pretrained", checkpoint="{checkpoint}")' if checkpoint else None

@@ -70,8 +70,8 @@ def decoder(
 
     neck = width("neck.fpn_convs.0", 0)
     if not neck:
-        levels = default_widths(len(maps))
-        widths = [width(f"decode_head.levels.{i}.1", most) for i, most in enumerate(levels)]
+        usual = default_widths(len(maps))
+        widths = [width(f"decode_head.levels.{i}.1", most) for i, most in enumerate(usual)]
         return f"""\
     decode_head=dict(
         type="UNetEAHead", in_channels={[*maps]}, decoder_channels={widths[:-1]},
