@@ -19,6 +19,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mmseg_ext.comparison.plan import Plan, Run, make_plan
 from mmseg_ext.comparison.records import records_of
 from mmseg_ext.comparison.table import text_table, write_table
@@ -51,24 +53,21 @@ def cards_of(gpus: Sequence[int]) -> list[str]:
     """Return the names of GPUs for CUDA, which a user counts among those that are visible.
 
     Raises:
-        LaunchError: for a number that is not visible, or that is there twice.
+        LaunchError: for a number that is not visible, with which a run would train on the CPU, or
+            that is there twice.
     """
     if len(set(gpus)) < len(gpus):
         raise LaunchError(f"--gpus {join_names([*map(str, gpus)])}: list each one once")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not visible:
-        return [*map(str, gpus)]
-    names = visible.split(",")
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     for number in gpus:
-        if not 0 <= number < len(names):
-            raise LaunchError(
-                f"--gpus {number}: CUDA_VISIBLE_DEVICES={visible} shows {len(names)} GPUs; use 0 "
-                f"to {len(names) - 1}"
-            )
+        if not 0 <= number < count:
+            hint = f"use 0 to {count - 1}" if count else "leave out --gpus to train on the CPU"
+            raise LaunchError(f"--gpus {number}: PyTorch finds {count} GPUs; {hint}")
+    names = visible.split(",") if visible else [*map(str, range(count))]
     return [names[number] for number in gpus]
 
 
-def environment(threads: int | None, gpu: str | None = None) -> dict[str, str]:
+def environment(threads: int | str | None, gpu: str | None = None) -> dict[str, str]:
     """Return the environment of a run's process: its threads, and the only GPU that it sees."""
     found = dict(os.environ)
     if threads is not None:
@@ -291,10 +290,8 @@ def compare(
     cards = cards_of(gpus)
     out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    threads = None  # torch's own number
-    if "OMP_NUM_THREADS" in os.environ:
-        threads = int(os.environ["OMP_NUM_THREADS"])
-    elif jobs > 1:
+    threads: Any = os.environ.get("OMP_NUM_THREADS") or None  # torch's own number
+    if threads is None and jobs > 1:
         threads = max(1, (os.cpu_count() or 1) // jobs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock_work_dir(str(out), "--out"))

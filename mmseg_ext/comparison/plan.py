@@ -125,7 +125,7 @@ class Plan:
     metrics: list[str]
     iterations: int | None
     minutes: float | None
-    threads: int | None  # of each process
+    threads: int | str | None  # of each process
     configs: dict[tuple[str, str], Config]  # by data and model
     costs: dict[tuple[str, str], Cost]  # complete when the models are measured
     notes: list[str]  # what differs between the models
@@ -200,7 +200,7 @@ def make_plan(
     rates: Sequence[float] = (1.0,),
     metrics: Sequence[str] = ("mIoU",),
     tta: bool = False,
-    threads: int | None = None,
+    threads: int | str | None = None,
 ) -> Plan:
     """Return the plan in the folder `out`; write its configs, or check that they are the folder's.
 
@@ -289,17 +289,25 @@ def combine(
         LaunchError: for a config that does not load, and for data of other classes.
     """
     models = _labels(configs)
-    cfgs = {model: load_config(path) for model, path in zip(models, configs, strict=True)}
+    cfgs = {model: _load(path) for model, path in zip(models, configs, strict=True)}
     if not data:
         column = _same_classes(cfgs)
         return models, [column], {(column, model): cfg for model, cfg in cfgs.items()}
     paths = [str(Path(path, "config.py")) if Path(path).is_dir() else path for path in data]
     columns, combined = _labels(paths), {}
     for column, path in zip(columns, paths, strict=True):
-        of_data = load_config(path)
+        of_data = _load(path)
         for model, cfg in cfgs.items():
             combined[column, model] = with_data(cfg, of_data)
     return models, columns, combined
+
+
+def _load(path: str) -> Config:
+    cfg = load_config(path)
+    for key in ("model", "train_dataloader", "train_cfg", "optim_wrapper", "test_dataloader"):
+        if not cfg.get(key):
+            raise LaunchError(f"{path}: has no {key}; add it")
+    return cfg
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
@@ -426,6 +434,7 @@ def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
         raise LaunchError(f"--rates: {cfg.filename} has no optim_wrapper.optimizer.lr; add it")
     if has_rates and not cfg.get("val_cfg"):
         raise LaunchError(f"--rates: {cfg.filename} has no val_cfg to choose a rate by; add it")
+    cfg.test_dataloader.sampler = dict(type="DefaultSampler", shuffle=False)  # one order for all
     cfg.test_evaluator = evaluators
     cfg.setdefault("runner_type", "DurableRunner")
     cfg.pop("work_dir", None)

@@ -212,7 +212,7 @@ def _methods_of_parts(entries: _Entries) -> list[tuple[str, CodeType]]:
     for key, value in entries:
         if not isinstance(value, Mapping):
             continue
-        kind = _class_named(value.get("type"))
+        kind = class_named(value.get("type"))
         for parent in getattr(kind, "__mro__", ()):
             if parent in _ANCESTORS:
                 continue
@@ -247,7 +247,7 @@ def _of_type(failure: _Failure) -> LaunchError | None:
         if not is_type or not isinstance(kind, str):
             continue
         named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
-        if named and _class_named(kind) is None:
+        if named and class_named(kind) is None:
             names = [name for name, _ in registered()]
             hint = _about_imports(failure) or nearest(kind, names)
             return LaunchError(f"{key}={kind!r}: not registered{hint}")
@@ -276,7 +276,7 @@ def registered() -> Iterator[tuple[str, Callable]]:
                 yield from registry.module_dict.items()
 
 
-def _class_named(kind: object) -> Callable | None:
+def class_named(kind: object) -> Callable | None:
     """Return the class or function that is registered by this name, with or without a scope."""
     if not isinstance(kind, str):
         return kind if callable(kind) else None
@@ -301,7 +301,7 @@ def _of_argument(failure: _Failure) -> LaunchError | None:
         owner, _, name = key.rpartition(".")
         if name != argument or not owner:
             continue
-        kind = _class_named(settings[owner].get("type")) or caller.f_globals.get(function)
+        kind = class_named(settings[owner].get("type")) or caller.f_globals.get(function)
         known = arguments(kind)
         if name not in known:
             line = f"{key}={short(repr(value))}: {failure.reason}"

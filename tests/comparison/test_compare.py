@@ -209,6 +209,9 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
     for words in (["--minutes", "0"], ["--iterations", "-3"], ["--jobs", "0"]):
         line = fails("compare", fcn, *words, "--out", out + "2")
         assert lines_with(line, " ".join(words), "must be positive")
+    no_test = write_config(folder, "test_dataloader = None\n", "no_test.py")
+    line = fails("compare", fcn, no_test, "--out", out + "2")
+    assert lines_with(line, "no_test.py: has no test_dataloader", "add it")
     no_views = write_config(folder, "del tta_pipeline\n", "no_views.py")
     line = fails("compare", fcn, no_views, "--tta", "--out", out + "2")
     assert lines_with(line, "--tta", "no_views.py", "tta_pipeline")
@@ -253,12 +256,14 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
+def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, monkeypatch, _forked):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")  # with nested loops
     config = write_config(tmp_path, name="own.py")
     words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "1"]
     assert commands.run("compare", [*words, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
-    assert len(lines) == 4 and all(" && " in line and " test " in line for line in lines)
+    assert len(lines) == 4 and all(" && OMP_NUM_THREADS=2,1 " in line for line in lines)
+    assert all(line.startswith(f"cd {Path.cwd()} && ") and " test " in line for line in lines)
     seconds = json.loads((tmp_path / "out" / plan.PLAN).read_text())["costs"][0][1][0]
     assert all(f"--iterations {round(60 / seconds)} " in line for line in lines)
     assert ["randomness.seed=3" in line for line in lines] == [True, True, False, False]
@@ -267,10 +272,14 @@ def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
 
 def test_a_rate_that_is_chosen_on_the_tested_images_is_told(tmp_path):
     """The images of the config are those of its validation."""
-    config = [str(write_config(tmp_path, name="own.py"))]
+    shuffled = "test_dataloader = dict(val_dataloader, sampler=dict(type='DefaultSampler'))\n"
+    config = [str(write_config(tmp_path, shuffled, name="own.py"))]
     notes = plan.make_plan(config, [], [0], tmp_path / "a", rates=[1, 0.5]).notes
     assert lines_with("\n".join(notes), "data: ", "rate", "test split")
-    assert plan.make_plan(config, [], [0], tmp_path / "b").notes == []
+    made = plan.make_plan(config, [], [0], tmp_path / "b")
+    assert made.notes == []
+    (cfg,) = made.configs.values()
+    assert not cfg.test_dataloader.sampler.shuffle  # all tests have one order of the images
 
 
 class Finished:
@@ -358,7 +367,10 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
 
     monkeypatch.setattr(execute, "start", OnGpu)
     monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(execute.torch.cuda, "device_count", lambda: 4)
+    assert execute.cards_of([3]) == ["3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    monkeypatch.setattr(execute.torch.cuda, "device_count", lambda: 3)
     assert execute.execute(made, jobs=7, gpus=execute.cards_of([2, 0])) == {}
     assert {gpu for _, _, gpu in seen} == {"6", "4"}
     cards = {seed: {gpu for one, _, gpu in seen if one == seed} for seed in range(5)}
@@ -368,8 +380,9 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
         execute.cards_of([3])
     with pytest.raises(LaunchError, match="each one once"):
         execute.cards_of([1, 1])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert execute.cards_of([3]) == ["3"]
+    monkeypatch.setattr(execute.torch.cuda, "device_count", lambda: 0)
+    with raises_message(LaunchError, 0, where="--gpus 0: ", todo="leave out"):
+        execute.cards_of([0])
 
 
 @pytest.mark.parametrize("step", ["train", "test"])
