@@ -293,9 +293,8 @@ def combine(
     if not data:
         column = _same_classes(cfgs)
         return models, [column], {(column, model): cfg for model, cfg in cfgs.items()}
-    paths = [str(Path(path, "config.py")) if Path(path).is_dir() else path for path in data]
-    columns, combined = _labels(paths), {}
-    for column, path in zip(columns, paths, strict=True):
+    columns, combined = _labels(data), {}
+    for column, path in zip(columns, data, strict=True):
         of_data = _load(path)
         for model, cfg in cfgs.items():
             combined[column, model] = with_data(cfg, of_data)
@@ -311,11 +310,12 @@ def _load(path: str) -> Config:
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
-    """Return short names: a file's, or for 'project/config.py' the folder's."""
+    """Return short names: a file's, or for 'project/config.py' and 'project' the folder's."""
     names = []
-    for path in map(Path, paths):
+    files = [Path(path, "config.py") if Path(path).is_dir() else Path(path) for path in paths]
+    for path in files:
         names.append(path.resolve().parent.name if path.stem == "config" else path.stem)
-    for i, path in enumerate(map(Path, paths)):
+    for i, path in enumerate(files):
         if names.count(names[i]) > 1 or "" in names:
             names[i] = f"{path.resolve().parent.name}_{path.stem}"
     if len(set(names)) < len(names):

@@ -36,8 +36,7 @@ class CheckedIoUMetric(IoUMetric):
     After an evaluation `confusion` `(classes, classes)` contains the number of pixels of all
     processes by label (rows) and prediction (columns). It is None before, and with `format_only`.
     `collect_device` and `collect_dir` have no effect. Label maps with only one class, such as masks
-    of 0 and 255, are a warning. It also takes the arguments of
-    `IoUMetric`.
+    of 0 and 255, are a warning. It also takes the arguments of `IoUMetric`.
 
     Args:
         class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
@@ -58,30 +57,12 @@ class CheckedIoUMetric(IoUMetric):
 
     def __init__(
         self,
-        ignore_index: int = 255,
-        iou_metrics: list[str] = ["mIoU"],
-        nan_to_num: int | None = None,
-        beta: int = 1,
-        collect_device: str = "cpu",
-        output_dir: str | None = None,
-        format_only: bool = False,
-        prefix: str | None = None,
-        *,
+        *args: Any,
         class_scores: Sequence[str] = (),
         images_file: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(
-            ignore_index,
-            iou_metrics,
-            nan_to_num,
-            beta,
-            collect_device,
-            output_dir,
-            format_only,
-            prefix,
-            **kwargs,
-        )
+        super().__init__(*args, **kwargs)
         self.class_scores = list(class_scores)
         self.images_file = images_file
         self._names, self._written = [], {}

@@ -193,7 +193,7 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
     broken = write_config(folder, "model['decode_head']['in_channels'] = 63\n", "broken.py")
     line = fails("compare", fcn, broken, "--out", out)
     assert lines_with(line, "broken.py", "63")
-    line = fails("compare", f"{leaves}/config.py", f"{cells}/config.py", "--out", out + "2")
+    line = fails("compare", leaves, f"{cells}/config.py", "--out", out + "2")
     assert lines_with(line, "classes", "--data")
     both = ("--data", leaves, cells, "--out", out + "2")
     line = fails(
