@@ -67,6 +67,11 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     notes = [*dict.fromkeys(notes)]
     metrics = [*dict.fromkeys(record["metric"] for record in records)]
     cells = {(r["metric"], r["model"], r["data"]): r for r in records}
+    curves = {}
+    for data in plan.data:  # of each model's first run
+        runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
+        of_runs = {model: read_curves(run.folder, []) for model, run in runs.items()}
+        curves[data] = Markup(curves_svg(of_runs))
     content = {
         "plan": plan,
         "metrics": metrics,
@@ -74,13 +79,6 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
         "cells": cells,
         "notes": notes,
         "seeds": [*dict.fromkeys(run.seed for run in plan.runs)],
-    }
-    curves = {}
-    for data in plan.data:  # of each model's first run
-        runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
-        of_runs = {model: read_curves(run.folder, []) for model, run in runs.items()}
-        curves[data] = Markup(curves_svg(of_runs))
-    of_page = {
         "curves": curves,
         "worst": {data: worst_images(plan, data) for data in plan.data},
         "colors": COLORS,
@@ -88,7 +86,7 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     }
     folder = Path(__file__).parent
     texts = {
-        "table.html": template("table.html.j2", folder).render(**content, **of_page),
+        "table.html": template("table.html.j2", folder).render(**content),
         "table.tex": template("table.tex.j2", folder).render(**content),
         "table.csv": csv_text(records),
         "table.json": json.dumps(

@@ -248,24 +248,14 @@ def _of_type(failure: _Failure) -> LaunchError | None:
             continue
         named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
         if named and class_named(kind) is None:
-            names = [name for name, _ in registered()]
-            hint = _about_imports(failure) or nearest(kind, names)
+            hint = nearest(kind, [name for name, _ in registered()])
+            is_file = Path(failure.config or "").is_file()  # else the config is made in Python
+            if is_file and (dropped := dropped_imports(str(failure.config))):
+                own = dict(failure.entries)["custom_imports.imports"]
+                imports = [*as_list(own), *dropped]
+                hint = f"; custom_imports.imports={own!r} replaces the base's list; set {imports=}"
             return LaunchError(f"{key}={kind!r}: not registered{hint}")
     return None
-
-
-def _about_imports(failure: _Failure) -> str:
-    """Return what a list of `custom_imports` lacks that replaces the list of a base."""
-    if not Path(failure.config or "").is_file():  # a config that is not from a file
-        return ""
-    dropped = dropped_imports(str(failure.config))
-    if not dropped:
-        return ""
-    own = dict(failure.entries)["custom_imports.imports"]
-    return (
-        f"; custom_imports.imports={own!r} replaces the base's list; set imports="
-        f"{[*as_list(own), *dropped]}"
-    )
 
 
 def registered() -> Iterator[tuple[str, Callable]]:

@@ -219,7 +219,11 @@ def read_run(work_dir: Path) -> Run:
             f"{log}: contains no logged values, and no validation or test wrote {RESULTS}; train "
             "longer, or set a shorter default_hooks.logger.interval"
         )
-    starts = [*records.values()]
+    starts, seconds = [*records.values()], 0.0
+    for record in starts:
+        if "started" in record and "ended" in record:
+            begin = datetime.fromisoformat(record["started"])
+            seconds += (datetime.fromisoformat(record["ended"]) - begin).total_seconds()
     environment = _facts(starts[-1] if starts else {})
     if results is None:
         notes.append(
@@ -239,7 +243,7 @@ def read_run(work_dir: Path) -> Run:
         curves=curves,
         results=results,
         augmented=augmented,
-        seconds=_seconds_of_training(starts),
+        seconds=seconds,
         notes=notes,
         preview=preview,
         config_file=file,
@@ -297,15 +301,6 @@ def _log_folders(work_dir: Path) -> tuple[list[Path], dict[Path, dict[str, Any]]
     begin = begins[-1] if begins else ""
     folders = [path for path in work_dir.glob("*") if path.is_dir() and path.name >= begin]
     return sorted(folders), {log: one for log, one in records.items() if log.name >= begin}
-
-
-def _seconds_of_training(records: Iterable[dict[str, Any]]) -> float:
-    seconds = 0.0
-    for record in records:
-        if "started" in record and "ended" in record:
-            begin = datetime.fromisoformat(record["started"])
-            seconds += (datetime.fromisoformat(record["ended"]) - begin).total_seconds()
-    return seconds
 
 
 def _newest(folders: Sequence[Path], name: str) -> Path | None:
