@@ -70,9 +70,10 @@ def best_checkpoint(work_dir: Path) -> Path | None:
 
     With `out_dir` they are in the folder that `last_checkpoint` names.
     """
-    last = work_dir / LAST
-    folder = Path(last.read_text(errors="replace").strip()).parent if last.is_file() else work_dir
-    paths = [*work_dir.glob("*.pth")] or folder.glob("*.pth")
+    paths, last = [*work_dir.glob("*.pth")], work_dir / LAST
+    if not paths and last.is_file():
+        named = last.read_text(errors="replace").strip()
+        paths = [*Path(work_dir, named or LAST).parent.glob("*.pth")]
     origins = {path: origin_of(path) for path in paths}
     if not origins:
         return None

@@ -242,11 +242,11 @@ def _path_of(name: str) -> str:
     Raises:
         LaunchError: if `name` has no ending, and no model has this name.
     """
-    if Path(name, "config.py").is_file():
+    names = model_names()
+    if Path(name).is_dir() and name not in names:
         return str(Path(name, "config.py"))
     if Path(name).suffix or Path(name).is_file():
         return name
-    names = model_names()
     if name not in names:
         hint = nearest(name, names) or "; mmseg_ext.list_models() returns all names"
         raise LaunchError(f"config: there is no model {name!r}{hint}")

@@ -111,8 +111,14 @@ class CheckedIoUMetric(IoUMetric):
         images = [*zip(self._names, own, strict=False)]  # longer, if an image was repeated
         self.results.clear()
         self._names.clear()
-        if self.output_dir is not None:
-            self._compare_written()
+        if self.output_dir is not None:  # several processes can have written one file
+            images_of: dict[str, set[str]] = {}
+            for written in dist.all_gather_object(self._written):
+                for path, image in written.items():
+                    images_of.setdefault(path, set()).add(image)
+            for path, several in images_of.items():
+                _warn_of_other(path, several)
+            self._written = {}
         if self.images_file is not None and not self.format_only:
             self._write_images(self.images_file, images, size)
         if not self.format_only:
@@ -124,16 +130,6 @@ class CheckedIoUMetric(IoUMetric):
         if not self.prefix:
             return scores
         return {f"{self.prefix}/{name}": score for name, score in scores.items()}
-
-    def _compare_written(self) -> None:
-        """Warn of label maps that several processes have written."""
-        images: dict[str, set[str]] = {}
-        for written in dist.all_gather_object(self._written):
-            for path, image in written.items():
-                images.setdefault(path, set()).add(image)
-        for path, several in images.items():
-            _warn_of_other(path, several)
-        self._written = {}
 
     def _write_images(self, path: str, own: list[tuple[str, Tensor]], size: int) -> None:
         """Write names and counts of all processes' images in the order of the dataset.
