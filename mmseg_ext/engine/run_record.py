@@ -165,7 +165,7 @@ def describe_data(dataset: Any) -> str:
             for key in dict.fromkeys(("img_path", "seg_map_path", *others)):
                 add(str(info.get(key) or ""))
         if "instances" in info:  # which COCO has in one file
-            add(part.ann_file)
+            add(str(part.ann_file))
     text = "\n".join(lines)
     return f"{count} images, sha256 {_digest(os.fsencode(text))}"
 
