@@ -43,7 +43,6 @@ from mmseg_ext.engine.config import (
     load_config,
     load_file,
     merge_options,
-    type_name,
 )
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
