@@ -12,7 +12,6 @@ a label transform, `_metainfo` of a dataset, `_get_value` of a scheduler,
 `_scale_update_param` of `AmpOptimWrapper`, whose constructor asserts a GPU.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from mmseg.models.decode_heads.decode_head import BaseDecodeHead
     from mmseg.structures import SegDataSample
     from torch import Tensor
-    from torch.utils.data import DataLoader
 
 COMPILED_OPERATORS = "mmcv._ext"  # the module; importing `mmcv.ops` without it fails
 
@@ -48,12 +46,13 @@ def searches_checkpoint(runner: "Runner") -> bool:
     return runner._resume and runner._load_from is None and not runner._has_loaded
 
 
-def built_dataloaders(runner: "Runner") -> Iterator["DataLoader"]:
-    """Yield the data loaders of the loops that are built; public properties build the others."""
-    for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
-        loader = getattr(loop, "dataloader", None)  # not of a config, or None
-        if loader is not None:
-            yield loader
+def built_loops(runner: "Runner") -> dict[str, Any]:
+    """Return the loops that are built by 'train', 'val' and 'test'; public names build the others.
+
+    Settings of a loop, and None, have no `dataloader`.
+    """
+    loops = {"train": runner._train_loop, "val": runner._val_loop, "test": runner._test_loop}
+    return {stage: loop for stage, loop in loops.items() if hasattr(loop, "dataloader")}
 
 
 def shut_down_workers(runner: "Runner") -> None:
@@ -62,7 +61,7 @@ def shut_down_workers(runner: "Runner") -> None:
     The garbage collector frees a run in any order, and torch then waits ten seconds for a worker.
     """
     endless: Any = getattr(runner._train_loop, "dataloader_iterator", None)  # by iterations
-    for owner in (*built_dataloaders(runner), endless):
+    for owner in (*(loop.dataloader for loop in built_loops(runner).values()), endless):
         iterator: Any = getattr(owner, "_iterator", None)
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()

@@ -33,6 +33,7 @@ from mmseg_ext.torch_versions import HAS_ALLOW_LIST, HAS_SAFE_TAR, allowed_globa
 # Where published checkpoints keep the state dict: mmengine, RMT and timm, EANet and EMANet, EMA.
 _WRAPPERS = ("state_dict", "model", "net", "state_dict_ema")
 _TRUST = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own variable
+LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 TERMS = ("license", "trained_on")  # entries of `meta` that every file made from weights keeps
 # Ends in eight digits of the file's SHA-256, as `write_weights` names files:
 # ea_r18-0123abcd.safetensors. A date, as in ea_r18-20251129.safetensors, is not compared; two in
@@ -65,8 +66,15 @@ def origin_of(path: Path) -> Origin:
 
 
 def best_checkpoint(work_dir: Path) -> Path | None:
-    """Return the newest of the best checkpoints of the last run in a folder, else its last one."""
-    origins = {path: origin_of(path) for path in work_dir.glob("*.pth")}
+    """Return the newest of the best checkpoints of the last run in a folder, else its last one.
+
+    With `out_dir` they are in the folder that `last_checkpoint` names.
+    """
+    paths, last = [*work_dir.glob("*.pth")], work_dir / LAST
+    if not paths and last.is_file():
+        named = last.read_text(errors="replace").strip()
+        paths = [*Path(work_dir, named or LAST).parent.glob("*.pth")]
+    origins = {path: origin_of(path) for path in paths}
     if not origins:
         return None
 

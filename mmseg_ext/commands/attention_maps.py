@@ -13,14 +13,14 @@ from mmseg_ext.commands import (
     command_parser,
     config_flag,
     device_flag,
+    model_flags,
     named_model,
 )
 
 
 def parser() -> argparse.ArgumentParser:
     parser = command_parser(__doc__)
-    parser.add_argument("config", nargs="?", help="name or path (default: the project's own model)")
-    parser.add_argument("checkpoint", nargs="?", help="file, or 'none' for random weights")
+    model_flags(parser)
     images = parser.add_argument("images", nargs="+", metavar="IMAGE")
     images.required = False  # `main` asks for one, unless --list is set
     pixel = "the query position, ROW COLUMN in the image on disk (default: its middle)"

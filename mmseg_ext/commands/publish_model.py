@@ -5,7 +5,6 @@ training checkpoints, and it shortens names (`depth.pth` becomes `de`).
 """
 
 import argparse
-from typing import Any
 
 from mmseg_ext.commands import command, command_parser
 
@@ -45,7 +44,11 @@ def main(args: argparse.Namespace) -> None:
     about = terms_of(content) | {key: text for key, _, text in pairs}
     weights = unwrap_state_dict(content, args.in_file)
     if args.float16:
-        weights = _halved(weights)
+        for name, value in list(weights.items()):
+            if name.endswith("num_batches_tracked"):  # which load strictly without it
+                del weights[name]
+            elif value.is_floating_point():
+                weights[name] = value.half()
         beyond = [name for name, value in weights.items() if not value.isfinite().all()]
         if beyond:
             raise ValueError(f"{args.in_file}: values beyond float16 in {', '.join(beyond[:4])}")
@@ -53,12 +56,3 @@ def main(args: argparse.Namespace) -> None:
         dataset_meta = classes_of(content, args.in_file)
     hashed = not args.no_hash
     print(write_weights(weights, args.out_file, dataset_meta, hashed, about, args.in_file))
-
-
-def _halved(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights in float16, without counters of batches; they still load strictly."""
-    halved = {}
-    for name, value in weights.items():
-        if not name.endswith("num_batches_tracked"):
-            halved[name] = value.half() if value.is_floating_point() else value
-    return halved

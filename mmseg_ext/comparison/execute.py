@@ -4,6 +4,7 @@ A run is complete when the files of its tests are there. A run that was stopped 
 that fails costs only itself, also if the disk is full.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mmseg_ext.comparison.plan import Plan, Run, make_plan
 from mmseg_ext.comparison.records import records_of
@@ -42,9 +45,7 @@ def steps_of(run: Run, tests: Sequence[str]) -> list[list[str]]:
 
 
 def trained_iterations(run: Run) -> int:
-    """Return the iterations that a run has logged; 0 if its length is in epochs."""
-    if not run.last.startswith("iter_"):
-        return 0
+    """Return the iterations that a run has logged."""
     return max(read_curves(run.folder, []).get("loss", {}), default=0)
 
 
@@ -52,24 +53,21 @@ def cards_of(gpus: Sequence[int]) -> list[str]:
     """Return the names of GPUs for CUDA, which a user counts among those that are visible.
 
     Raises:
-        LaunchError: for a number that is not visible, or that is there twice.
+        LaunchError: for a number that is not visible, with which a run would train on the CPU, or
+            that is there twice.
     """
     if len(set(gpus)) < len(gpus):
         raise LaunchError(f"--gpus {join_names([*map(str, gpus)])}: list each one once")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not visible:
-        return [*map(str, gpus)]
-    names = visible.split(",")
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
     for number in gpus:
-        if not 0 <= number < len(names):
-            raise LaunchError(
-                f"--gpus {number}: CUDA_VISIBLE_DEVICES={visible} shows {len(names)} GPUs; use 0 "
-                f"to {len(names) - 1}"
-            )
+        if not 0 <= number < count:
+            hint = f"use 0 to {count - 1}" if count else "leave out --gpus to train on the CPU"
+            raise LaunchError(f"--gpus {number}: PyTorch finds {count} GPUs; {hint}")
+    names = visible.split(",") if visible else [*map(str, range(count))]
     return [names[number] for number in gpus]
 
 
-def environment(threads: int | None, gpu: str | None = None) -> dict[str, str]:
+def environment(threads: int | str | None, gpu: str | None = None) -> dict[str, str]:
     """Return the environment of a run's process: its threads, and the only GPU that it sees."""
     found = dict(os.environ)
     if threads is not None:
@@ -136,12 +134,19 @@ def measure_missing(plan: Plan, gpu: str | None = None) -> None:
 class _Job:
     """A run whose steps are executed, one process after the other."""
 
-    def __init__(self, run: Run, plan: Plan, gpu: str | None, expected: float):
-        self.run, self.plan, self.gpu, self.expected = run, plan, gpu, expected
-        self.started, self.first = time.monotonic(), trained_iterations(run)
+    started: float
+    gpu: str | None
+
+    def __init__(self, run: Run, plan: Plan):
+        self.run, self.plan, self.first = run, plan, trained_iterations(run)
+        seconds = plan.costs[run.data, run.model].seconds
+        self.expected = _START + (run.iterations - self.first) * seconds
         self.step: list[str] = []  # the arguments of `process`
         self.process: Any = None
         self.error: str | None = None  # of a run that has ended and is not complete
+
+    def start(self, gpu: str | None) -> None:
+        self.started, self.gpu = time.monotonic(), gpu
 
     @property
     def seconds(self) -> float:
@@ -154,7 +159,7 @@ class _Job:
         """
         total, done = factor * self.expected, trained_iterations(self.run) - self.first
         if done > 0:
-            total = self.seconds * (self.run.length - self.first) / done
+            total = self.seconds * (self.run.iterations - self.first) / done
         return max(0.0, total - self.seconds)
 
     def has_ended(self) -> bool:
@@ -189,11 +194,7 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
         jobs: processes at a time; ignored with GPUs.
         gpus: names of GPUs for CUDA; each has one process at a time.
     """
-    waiting = [run for run in plan.runs if steps_of(run, plan.tests)]
-    expected = {}  # seconds
-    for run in waiting:
-        iterations = run.length - trained_iterations(run)
-        expected[run] = _START + iterations * plan.costs[run.data, run.model].seconds
+    waiting = [_Job(run, plan) for run in plan.runs if steps_of(run, plan.tests)]
     free: list[str | None] = [*gpus] if gpus else [None] * jobs
     total, places, ended = len(plan.runs), len(free), len(plan.runs) - len(waiting)
     running: list[_Job] = []
@@ -208,22 +209,23 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
             left = job.left(factor)
             slower = max(slower, (job.seconds + left) / job.expected)
             seconds += left
-        seconds += slower * sum(expected[run] for run in waiting)
+        seconds += slower * sum(job.expected for job in waiting)
         about = timedelta(seconds=round(seconds / places))
         print(f"[{ended}/{total}] {text}; about {about} left", flush=True)
 
     try:
         while waiting or running:
             while waiting and free:
-                run = waiting.pop(0)
-                running.append(_Job(run, plan, free.pop(0), expected[run]))
-                say(f"{running[-1].run.name}: starts")
+                job = waiting.pop(0)
+                job.start(free.pop(0))
+                running.append(job)
+                say(f"{job.run.name}: starts")
             for job in [job for job in running if job.has_ended()]:
                 running.remove(job)
                 free.append(job.gpu)
                 ended += 1
                 if job.error is None:
-                    factor = job.seconds / expected[job.run]
+                    factor = job.seconds / job.expected
                     say(f"{job.run.name}: complete in {timedelta(seconds=round(job.seconds))}")
                 else:
                     failed[job.run] = job.error
@@ -286,14 +288,13 @@ def compare(
     if jobs < 1:
         raise LaunchError(f"--jobs {jobs}: must be positive")
     cards = cards_of(gpus)
-    out = Path(out).resolve()  # the printed commands run from any folder
+    out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    threads = None  # torch's own number
-    if "OMP_NUM_THREADS" in os.environ:
-        threads = int(os.environ["OMP_NUM_THREADS"])
-    elif jobs > 1:
+    threads: Any = os.environ.get("OMP_NUM_THREADS") or None  # torch's own number
+    if threads is None and jobs > 1:
         threads = max(1, (os.cpu_count() or 1) // jobs)
-    with lock_work_dir(str(out), "--out"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock_work_dir(str(out), "--out"))
         plan = make_plan(
             [*map(str, configs)],
             [*map(str, data)],
@@ -306,16 +307,21 @@ def compare(
             tta,
             threads,
         )
+        here = os.getcwd()
+        stack.callback(os.chdir, here)
+        os.chdir(plan.folder)
         measure_missing(plan, cards[0] if cards else None)
         if dry_run:
             prefix = "" if plan.threads is None else f"OMP_NUM_THREADS={plan.threads} "
             for run in plan.runs:
-                steps = steps_of(run, plan.tests)
-                if steps:
-                    print(" && ".join(prefix + shlex.join([*PROGRAM, *step]) for step in steps))
+                steps = [prefix + shlex.join([*PROGRAM, *s]) for s in steps_of(run, plan.tests)]
+                if steps:  # from any folder
+                    print(" && ".join([shlex.join(["cd", str(plan.folder)]), *steps]))
             return []
         for note in plan.notes:
             print(f"note: {note}", flush=True)
+        if not plan.folder.samefile(here):
+            print(f"note: relative paths lead from {plan.folder}, where the comparison began")
         records = records_of(plan, execute(plan, jobs, cards))
         print(text_table(plan, records), flush=True)  # first: a full disk takes no files
         for file in write_table(plan, records):

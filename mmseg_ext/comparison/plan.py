@@ -12,6 +12,7 @@ started again trains the same.
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,7 +56,8 @@ class Run:
     folder: Path
     last: str  # name of the last checkpoint
     options: dict[str, Any]
-    iterations: int | None  # None: the config's
+    iterations: int
+    is_rescaled: bool  # the config has another number of iterations
     counted: tuple[str, ...]  # metrics whose counts a test writes: 'boundary', 'objects.CLASS'
     keeps_labels: bool  # the predicted label maps of the test, which the page shows
 
@@ -72,11 +74,6 @@ class Run:
         return self.folder / self.last
 
     @property
-    def length(self) -> int:
-        """Return the iterations of the training, or its epochs."""
-        return int(self.checkpoint.stem.rpartition("_")[2])
-
-    @property
     def name(self) -> str:
         rate = "" if self.rate == 1 else f", rate x {self.rate:g}"
         return f"{self.model} on {self.data}{rate}, seed {self.seed}"
@@ -84,7 +81,7 @@ class Run:
     def train_words(self) -> list[str]:
         """Return the arguments of `mmseg-ext` that train the run, or resume it."""
         words = ["train", str(self.config), "--work-dir", str(self.folder), "--resume"]
-        if self.iterations is not None:
+        if self.is_rescaled:
             words += ["--iterations", str(self.iterations)]
         return [*words, "--cfg-options", *(f"{key}={value}" for key, value in self.options.items())]
 
@@ -128,17 +125,20 @@ class Plan:
     metrics: list[str]
     iterations: int | None
     minutes: float | None
-    threads: int | None  # of each process
+    threads: int | str | None  # of each process
     configs: dict[tuple[str, str], Config]  # by data and model
     costs: dict[tuple[str, str], Cost]  # complete when the models are measured
     notes: list[str]  # what differs between the models
+    folder: Path  # the current one of the first start, from which relative paths in configs lead
 
     def config_file(self, data: str, model: str) -> Path:
         return self.out / "configs" / data / f"{model}.py"
 
     def save(self) -> None:
         """Write `plan.json`: the settings that change the runs, and what was measured."""
+        is_around = self.out.is_relative_to(self.folder)  # both are moved and copied together
         content = {
+            "folder": os.path.relpath(self.folder, self.out) if is_around else str(self.folder),
             "iterations": self.iterations,
             "minutes": self.minutes,
             "counted": counted_metrics(self.metrics),
@@ -149,22 +149,23 @@ class Plan:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Return the runs in the order in which they start; with `minutes` they need the costs."""
+        """Return the runs in the order in which they start, once the models are measured."""
         runs = []
         for seed in self.seeds:  # complete seeds come first
             for (data, model), cfg in self.configs.items():
-                length = self.iterations
+                cost, loop, budget = self.costs[data, model], cfg.train_cfg, self.iterations
                 if self.minutes is not None:
-                    seconds = self.costs[data, model].seconds
-                    length = round(60 * self.minutes / seconds)
-                    if length < 2:  # schedules need two
+                    budget = round(60 * self.minutes / cost.seconds)
+                    if budget < 2:  # schedules need two
                         raise LaunchError(
                             f"--minutes {self.minutes:g}: an iteration of {model} on {data} takes "
-                            f"{seconds:.2g} seconds; set a longer time and another --out"
+                            f"{cost.seconds:.2g} seconds; set a longer time and another --out"
                         )
-                last = f"epoch_{cfg.train_cfg.get('max_epochs')}.pth"
-                if "max_iters" in cfg.train_cfg:
-                    last = f"iter_{length or cfg.train_cfg.max_iters}.pth"
+                if "max_iters" in loop:
+                    length = budget or loop.max_iters
+                    last = f"iter_{length}.pth"
+                else:
+                    length, last = loop.max_epochs * cost.epoch, f"epoch_{loop.max_epochs}.pth"
                 for rate in self.rates:
                     folder, options = f"seed{seed}", {"randomness.seed": seed}
                     if rate != 1:
@@ -181,6 +182,7 @@ class Plan:
                         last,
                         options,
                         length,
+                        budget is not None,
                         tuple(counted_metrics(self.metrics)),
                         keeps_labels=seed == self.seeds[0],
                     )
@@ -198,7 +200,7 @@ def make_plan(
     rates: Sequence[float] = (1.0,),
     metrics: Sequence[str] = ("mIoU",),
     tta: bool = False,
-    threads: int | None = None,
+    threads: int | str | None = None,
 ) -> Plan:
     """Return the plan in the folder `out`; write its configs, or check that they are the folder's.
 
@@ -228,6 +230,7 @@ def make_plan(
     # The first start in this folder has decided what changes the runs.
     counted = counted_metrics(metrics)
     stored = _read_plan(out, {"iterations": iterations, "minutes": minutes, "counted": counted})
+    folder = Path(out, stored.get("folder") or Path.cwd()).resolve()  # up to 1.1.0 none is stored
     plan = Plan(
         out,
         models=models,
@@ -242,6 +245,7 @@ def make_plan(
         configs=cfgs,
         costs=stored.get("costs", {}),
         notes=[],
+        folder=folder if folder.is_dir() else Path.cwd(),
     )
     for (column, model), cfg in cfgs.items():
         _prepare(cfg, evaluators[column], any(rate != 1 for rate in rates))
@@ -285,25 +289,33 @@ def combine(
         LaunchError: for a config that does not load, and for data of other classes.
     """
     models = _labels(configs)
-    cfgs = {model: load_config(path) for model, path in zip(models, configs, strict=True)}
+    cfgs = {model: _load(path) for model, path in zip(models, configs, strict=True)}
     if not data:
         column = _same_classes(cfgs)
         return models, [column], {(column, model): cfg for model, cfg in cfgs.items()}
-    paths = [str(Path(path, "config.py")) if Path(path).is_dir() else path for path in data]
-    columns, combined = _labels(paths), {}
-    for column, path in zip(columns, paths, strict=True):
-        of_data = load_config(path)
+    columns, combined = _labels(data), {}
+    for column, path in zip(columns, data, strict=True):
+        of_data = _load(path)
         for model, cfg in cfgs.items():
             combined[column, model] = with_data(cfg, of_data)
     return models, columns, combined
 
 
+def _load(path: str) -> Config:
+    cfg = load_config(path)
+    for key in ("model", "train_dataloader", "train_cfg", "optim_wrapper", "test_dataloader"):
+        if not cfg.get(key):
+            raise LaunchError(f"{path}: has no {key}; add it")
+    return cfg
+
+
 def _labels(paths: Sequence[str]) -> list[str]:
-    """Return short names: a file's, or for 'project/config.py' the folder's."""
+    """Return short names: a file's, or for 'project/config.py' and 'project' the folder's."""
     names = []
-    for path in map(Path, paths):
+    files = [Path(path, "config.py") if Path(path).is_dir() else Path(path) for path in paths]
+    for path in files:
         names.append(path.resolve().parent.name if path.stem == "config" else path.stem)
-    for i, path in enumerate(map(Path, paths)):
+    for i, path in enumerate(files):
         if names.count(names[i]) > 1 or "" in names:
             names[i] = f"{path.resolve().parent.name}_{path.stem}"
     if len(set(names)) < len(names):
@@ -422,6 +434,7 @@ def _prepare(cfg: Config, evaluators: list[dict], has_rates: bool) -> None:
         raise LaunchError(f"--rates: {cfg.filename} has no optim_wrapper.optimizer.lr; add it")
     if has_rates and not cfg.get("val_cfg"):
         raise LaunchError(f"--rates: {cfg.filename} has no val_cfg to choose a rate by; add it")
+    cfg.test_dataloader.sampler = dict(type="DefaultSampler", shuffle=False)  # one order for all
     cfg.test_evaluator = evaluators
     cfg.setdefault("runner_type", "DurableRunner")
     cfg.pop("work_dir", None)

@@ -137,7 +137,7 @@ def records_of(plan: Plan, failed: dict[Run, str]) -> list[dict[str, Any]]:
                             "metric": name,
                             **found.entries(),
                             "rate": runs[0].rate,
-                            "iterations": runs[0].length,
+                            "iterations": runs[0].iterations,
                             "parameters": cost.parameters,
                             "multiply_adds": cost.multiply_adds,
                             "seconds": cost.seconds,

@@ -1,6 +1,5 @@
 """The table of a comparison, for a terminal and as HTML, CSV, LaTeX and JSON."""
 
-import base64
 import csv
 import io
 import json
@@ -31,7 +30,7 @@ from mmseg_ext.images.pictures import colorize, error_overlay, shrink, to_pictur
 from mmseg_ext.reports.curves import COLORS, curves_svg
 from mmseg_ext.reports.page import template
 from mmseg_ext.reports.records import read_records
-from mmseg_ext.reports.run_data import read_curves
+from mmseg_ext.reports.run_data import data_uri, read_curves
 from mmseg_ext.reports.scores import spread
 
 _WORST, _SIDE = 4, 240  # images of a data set that the page shows, and pixels of their longer side
@@ -68,6 +67,11 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     notes = [*dict.fromkeys(notes)]
     metrics = [*dict.fromkeys(record["metric"] for record in records)]
     cells = {(r["metric"], r["model"], r["data"]): r for r in records}
+    curves = {}
+    for data in plan.data:  # of each model's first run
+        runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
+        of_runs = {model: read_curves(run.folder, []) for model, run in runs.items()}
+        curves[data] = Markup(curves_svg(of_runs))
     content = {
         "plan": plan,
         "metrics": metrics,
@@ -75,13 +79,6 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
         "cells": cells,
         "notes": notes,
         "seeds": [*dict.fromkeys(run.seed for run in plan.runs)],
-    }
-    curves = {}
-    for data in plan.data:  # of each model's first run
-        runs = {model: best_runs(plan, data, model)[0] for model in plan.models}
-        of_runs = {model: read_curves(run.folder, []) for model, run in runs.items()}
-        curves[data] = Markup(curves_svg(of_runs))
-    of_page = {
         "curves": curves,
         "worst": {data: worst_images(plan, data) for data in plan.data},
         "colors": COLORS,
@@ -89,7 +86,7 @@ def write_table(plan: Plan, records: Sequence[dict[str, Any]]) -> list[Path]:
     }
     folder = Path(__file__).parent
     texts = {
-        "table.html": template("table.html.j2", folder).render(**content, **of_page),
+        "table.html": template("table.html.j2", folder).render(**content),
         "table.tex": template("table.tex.j2", folder).render(**content),
         "table.csv": csv_text(records),
         "table.json": json.dumps(
@@ -203,7 +200,7 @@ def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:
         image = to_picture(sample["inputs"].permute(1, 2, 0).numpy(), cfg.get("rgb_bands"))
         palette = dataset.metainfo["palette"]
         shown, small = shrink(_SIDE, image, truth)
-        pictures = {"image": _data_uri(shown), "truth": _data_uri(colorize(small, palette))}
+        pictures = {"image": _jpeg_uri(shown), "truth": _jpeg_uri(colorize(small, palette))}
         for model, run in runs.items():
             predicted = np.asarray(Image.open(run.labels / f"{stems[i]}.png"))
             if getattr(labels, "reduce_zero_label", False):
@@ -212,12 +209,12 @@ def worst_images(plan: Plan, data: str) -> list[dict[str, Any]]:
             ignored = cfg.test_evaluator[0].ignore_index
             wrong = error_overlay(shown, small_truth, small, ignored)
             both = np.vstack([colorize(small, palette), wrong])
-            pictures[f"{model}: mean IoU {scores[model][i]:.1f} %"] = _data_uri(both)
+            pictures[f"{model}: mean IoU {scores[model][i]:.1f} %"] = _jpeg_uri(both)
         found.append({"name": first.names[i], "pictures": pictures})
     return found
 
 
-def _data_uri(picture: np.ndarray) -> str:
+def _jpeg_uri(picture: np.ndarray) -> str:
     """Return RGB (H, W, 3) as the data URI of a JPEG."""
     _, data = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
-    return f"data:image/jpeg;base64,{base64.b64encode(data.tobytes()).decode()}"
+    return data_uri(data.tobytes(), "jpeg")

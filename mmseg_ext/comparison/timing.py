@@ -100,7 +100,7 @@ class Cost(NamedTuple):
     """Time and memory of a training iteration; parameters, and multiply-adds of a crop.
 
     The memory is the peak above the weights. `multiply_adds` is 0 for a model that runs only with
-    data.
+    data. `epoch` is the number of iterations of an epoch.
     """
 
     seconds: float
@@ -108,6 +108,7 @@ class Cost(NamedTuple):
     mib: float
     parameters: int
     multiply_adds: int
+    epoch: int = 1
 
 
 def measure(configs: Sequence[Path]) -> list[Cost]:
@@ -123,20 +124,20 @@ def measure(configs: Sequence[Path]) -> list[Cost]:
     for config in configs:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                step, parameters, multiply_adds = _step_of(config, folder, device)
+                step, *count = _step_of(config, folder, device)
                 step()
         except Exception as error:
             text = str(error) if isinstance(error, LaunchError) else format_error(error)
             raise LaunchError(f"{config}: {text}") from error
         steps[str(config)] = step
-        counts.append((parameters, multiply_adds))
+        counts.append(count)
     times = compare_times(steps, _ROUNDS, device, _SECONDS * len(steps))
     found = zip(times.values(), counts, strict=True)
     return [Cost(time.ms / 1e3, time.ratio, time.mib, *count) for time, count in found]
 
 
-def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], object], int, int]:
-    """Return a function that trains an iteration, parameters and multiply-adds."""
+def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], object], int, int, int]:
+    """Return a function that trains an iteration, parameters, multiply-adds, and an epoch."""
     options: dict = {"randomness.seed": 0}
     if device == "cpu":  # workers would load images on other cores, whose time does not count
         options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
@@ -175,4 +176,4 @@ def _step_of(config: Path, folder: str, device: str) -> tuple[Callable[[], objec
         with explained(runner.cfg, model):
             model.train_step(batch, wrapper)
 
-    return step, parameters, multiply_adds
+    return step, parameters, multiply_adds, len(runner.train_dataloader)

@@ -81,24 +81,13 @@ def count_products(run: Callable[[], object]) -> tuple[int, Counter[str]]:
     return counter.get_total_flops() // 2, products
 
 
-def _attention_flops(query, key, value, *args, **kwargs) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _attention_backward_flops(gradient, query, key, value, *args, **kwargs) -> int:
-    return sdpa_backward_flop_count(gradient, query, key, value)
-
-
-def _added_product_flops(addend, left, right, *args, **kwargs) -> int:
-    return 2 * math.prod(left) * right[-1]
-
-
-# Kernels that torch's own table lacks. The arguments of these functions are shapes.
+# Kernels that torch's own table lacks, with functions of the shapes of their arguments.
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"  # of query, key, value, ...
 _MORE_KERNELS = existing_kernels(
     {
-        "_scaled_dot_product_flash_attention_for_cpu": _attention_flops,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_flops,
-        "baddbmm_": _added_product_flops,
+        _ATTENTION: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        f"{_ATTENTION}_backward": lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
+        "baddbmm_": lambda addend, left, right, **_: 2 * math.prod(left) * right[-1],
     }
 )
 

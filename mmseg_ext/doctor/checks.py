@@ -25,11 +25,6 @@ class Finding(NamedTuple):
     figure: str
 
 
-def pass_or_fail(good: bool, figure: str) -> Finding:
-    """Return the finding 'ok' or 'FAIL'."""
-    return Finding("ok" if good else "FAIL", figure)
-
-
 Check = tuple[str, str, Callable[[], Finding]]  # group, name, and a function that runs the check
 
 
@@ -65,7 +60,8 @@ def check_parity(name: str, precision: str, device: torch.device) -> Finding:
             outputs = case.module.to(device)(case.x.to(device))
             errors.append(case.error(outputs))
     error = max(errors)
-    return pass_or_fail(error <= bound, f"error {error:.1e}, bound {bound:.1e}")
+    status = "ok" if error <= bound else "FAIL"
+    return Finding(status, f"error {error:.1e}, bound {bound:.1e}")
 
 
 @contextlib.contextmanager
@@ -108,7 +104,8 @@ def check_resume() -> Finding:
     for name, value in straight.items():
         if not torch.equal(value, resumed[name]):
             different += 1
-    return pass_or_fail(different == 0, f"{different} of {len(straight)} tensors differ")
+    status = "FAIL" if different else "ok"
+    return Finding(status, f"{different} of {len(straight)} tensors differ")
 
 
 def _train_shapes(folder: Path, run: str, iterations: int, resume: bool = False) -> None:

@@ -20,9 +20,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import IterBasedTrainLoop
 
 from mmseg_ext.atomic_write import remove_parts, write_text
-from mmseg_ext.checkpoint.files import origin_of
+from mmseg_ext.checkpoint.files import LAST, origin_of
 from mmseg_ext.durable.work_dir import (
-    LAST,
     RUN,
     checkpoint_folder,
     find_checkpoints,

@@ -59,29 +59,24 @@ def fit_optimizer_state(wrapper: OptimWrapper | OptimWrapperDict, saved: dict, n
 
 
 def _fit(optimizer: Optimizer, saved: dict) -> None:
-    keeps_fused = can_select_fused(optimizer)
+    leaves_choice = can_select_fused(optimizer)
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        _fit_group(own, group, keeps_fused)
+        for key in _KINDS:  # newer versions of torch add other settings
+            if (key in own) != (key in group):
+                raise ValueError(f"only one of the two optimizers has {key}")
+        keeps_fused = leaves_choice and group.get("fused") is True
+        for key in _OF_THE_CONFIG:
+            if key in own:
+                group[key] = own[key]
+            else:
+                group.pop(key, None)
+        if keeps_fused:
+            group["fused"] = True
         if "fused" not in optimizer.defaults:
             continue
         counted_on_device = group.get("fused") or group.get("capturable")
         for number, parameter in zip(group["params"], own["params"], strict=True):
             _fit_state(saved["state"].get(number, {}), parameter, counted_on_device)
-
-
-def _fit_group(own: dict, group: dict, keeps_fused: bool) -> None:
-    """Set the settings of `_OF_THE_CONFIG` in a saved group to the values of the config's group."""
-    for key in _KINDS:  # newer versions of torch add other settings
-        if (key in own) != (key in group):
-            raise ValueError(f"only one of the two optimizers has {key}")
-    began_fused = group.get("fused") is True
-    for key in _OF_THE_CONFIG:
-        if key in own:
-            group[key] = own[key]
-        else:
-            group.pop(key, None)
-    if keeps_fused and began_fused:
-        group["fused"] = True
 
 
 def _fit_state(state: dict, parameter: Tensor, counted_on_device: bool) -> None:

@@ -33,6 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmseg_ext.atomic_write import atomic_write
+from mmseg_ext.checkpoint.files import LAST
 from mmseg_ext.checkpoint.safe_loading import safe_loading, unwrap_model
 from mmseg_ext.durable.checkpoint_hooks import StopOnSignalHook, name_own_files
 from mmseg_ext.durable.levers import LeverHook, compile_loss
@@ -59,7 +60,6 @@ from mmseg_ext.durable.run_state import (
 )
 from mmseg_ext.durable.without_waiting import defer_losses, pin_samples
 from mmseg_ext.durable.work_dir import (
-    LAST,
     checkpoint_folder,
     lock_work_dir,
     newest_complete,

@@ -18,7 +18,7 @@ from mmengine import dist
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from mmseg_ext.checkpoint.files import Origin, origin_of, read_checkpoint
+from mmseg_ext.checkpoint.files import LAST, Origin, origin_of, read_checkpoint
 from mmseg_ext.errors import CheckpointError, LaunchError, RunError
 
 try:
@@ -27,7 +27,6 @@ except ImportError:  # Windows, where work directories are not locked
     fcntl = None
 
 RUN = "current_run"  # a text file with the identity of the newest run in the folder
-LAST = "last_checkpoint"  # mmengine's text file with the path of the newest checkpoint
 T = TypeVar("T")
 
 

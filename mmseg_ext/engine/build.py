@@ -34,14 +34,15 @@ from mmseg_ext.durable.runner import dump_config_of_test
 from mmseg_ext.durable.work_dir import find_checkpoints, missing_checkpoint, on_rank_zero
 from mmseg_ext.engine.amp import enable_amp
 from mmseg_ext.engine.batch import enable_learning_rate_scaling, fit_learning_rate
-from mmseg_ext.engine.build_errors import explained
+from mmseg_ext.engine.build_errors import class_named, explained
 from mmseg_ext.engine.config import (
+    arguments,
     as_list,
+    inner_datasets,
     input_channels,
     load_config,
     load_file,
     merge_options,
-    type_name,
 )
 from mmseg_ext.engine.distributed import init_distributed
 from mmseg_ext.engine.own_process_state import OwnProcessStateHook
@@ -195,15 +196,18 @@ def build_test_runner(
     if tta:
         if "tta_pipeline" not in cfg:
             raise LaunchError("--tta: the config has no tta_pipeline; add it")
-        cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+        for dataset in inner_datasets(cfg.test_dataloader.dataset):
+            dataset.pipeline = cfg.tta_pipeline
         cfg.model = {**merging_model(cfg), "module": cfg.model}
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
-        for metric in as_list(cfg.test_evaluator):
-            # Others write no label maps.
-            if type_name(metric) not in ("BoundaryMetric", "ObjectMetric"):
-                metric.update(output_dir=out, keep_results=True)
+        metrics = as_list(cfg.test_evaluator)
+        writers = [one for one in metrics if "output_dir" in arguments(class_named(one["type"]))]
+        if not writers:
+            raise LaunchError("--out: no metric of test_evaluator writes label maps; add IoUMetric")
+        for metric in writers:
+            metric.update(output_dir=out, keep_results=True)
     init_distributed(cfg)
     runner = _build(cfg, trains=False)
     warning = unseen_views(cfg) if tta else ""

@@ -212,7 +212,7 @@ def _methods_of_parts(entries: _Entries) -> list[tuple[str, CodeType]]:
     for key, value in entries:
         if not isinstance(value, Mapping):
             continue
-        kind = _class_named(value.get("type"))
+        kind = class_named(value.get("type"))
         for parent in getattr(kind, "__mro__", ()):
             if parent in _ANCESTORS:
                 continue
@@ -247,25 +247,15 @@ def _of_type(failure: _Failure) -> LaunchError | None:
         if not is_type or not isinstance(kind, str):
             continue
         named = re.search(rf"\b(None|{re.escape(kind)})\b", reason)  # 'EAHeda is not in the ...'
-        if named and _class_named(kind) is None:
-            names = [name for name, _ in registered()]
-            hint = _about_imports(failure) or nearest(kind, names)
+        if named and class_named(kind) is None:
+            hint = nearest(kind, [name for name, _ in registered()])
+            is_file = Path(failure.config or "").is_file()  # else the config is made in Python
+            if is_file and (dropped := dropped_imports(str(failure.config))):
+                own = dict(failure.entries)["custom_imports.imports"]
+                imports = [*as_list(own), *dropped]
+                hint = f"; custom_imports.imports={own!r} replaces the base's list; set {imports=}"
             return LaunchError(f"{key}={kind!r}: not registered{hint}")
     return None
-
-
-def _about_imports(failure: _Failure) -> str:
-    """Return what a list of `custom_imports` lacks that replaces the list of a base."""
-    if not Path(failure.config or "").is_file():  # a config that is not from a file
-        return ""
-    dropped = dropped_imports(str(failure.config))
-    if not dropped:
-        return ""
-    own = dict(failure.entries)["custom_imports.imports"]
-    return (
-        f"; custom_imports.imports={own!r} replaces the base's list; set imports="
-        f"{[*as_list(own), *dropped]}"
-    )
 
 
 def registered() -> Iterator[tuple[str, Callable]]:
@@ -276,7 +266,7 @@ def registered() -> Iterator[tuple[str, Callable]]:
                 yield from registry.module_dict.items()
 
 
-def _class_named(kind: object) -> Callable | None:
+def class_named(kind: object) -> Callable | None:
     """Return the class or function that is registered by this name, with or without a scope."""
     if not isinstance(kind, str):
         return kind if callable(kind) else None
@@ -301,7 +291,7 @@ def _of_argument(failure: _Failure) -> LaunchError | None:
         owner, _, name = key.rpartition(".")
         if name != argument or not owner:
             continue
-        kind = _class_named(settings[owner].get("type")) or caller.f_globals.get(function)
+        kind = class_named(settings[owner].get("type")) or caller.f_globals.get(function)
         known = arguments(kind)
         if name not in known:
             line = f"{key}={short(repr(value))}: {failure.reason}"

@@ -50,7 +50,7 @@ def load_config(
     work_dir: str | None = None,
     launcher: str = "none",
 ) -> Config:
-    """Load the config at `path`, or of this model name, and merge `options` into it.
+    """Load the config at `path`, or of this project or model, and merge `options` into it.
 
     The work directory is `work_dir`, else the config's, else `work_dirs/<config's name>`.
 
@@ -63,9 +63,9 @@ def load_config(
 
 
 def load_file(path: str, options: Iterable[str] = ()) -> Config:
-    """Load the config at `path`, or of this model name, without options, and print its warnings.
+    """Load the config at `path`, or of this project or model, and print its warnings.
 
-    The warnings are also about the names in `options`, which `merge_options` sets.
+    The warnings are also about the names in `options`, which only `merge_options` sets.
 
     Raises:
         LaunchError: if the file does not load.
@@ -237,14 +237,16 @@ def _loading_problem(path: str, error: Exception) -> str:
 
 
 def _path_of(name: str) -> str:
-    """Return the path of the config `name`: a path, or a name of `model_names`.
+    """Return the path of the config `name`: a path, a project, or a name of `model_names`.
 
     Raises:
         LaunchError: if `name` has no ending, and no model has this name.
     """
+    names = model_names()
+    if Path(name).is_dir() and name not in names:
+        return str(Path(name, "config.py"))
     if Path(name).suffix or Path(name).is_file():
         return name
-    names = model_names()
     if name not in names:
         hint = nearest(name, names) or "; mmseg_ext.list_models() returns all names"
         raise LaunchError(f"config: there is no model {name!r}{hint}")
@@ -358,7 +360,7 @@ def crop_size(config: Any) -> tuple[int, int]:
     size = config.get("crop_size") or (config.model.get("data_preprocessor") or {}).get("size")
     if size is None:
         raise LaunchError(f"{config.filename}: has no crop_size; add crop_size = (HEIGHT, WIDTH)")
-    return tuple(size)
+    return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def input_channels(model: Mapping) -> int:

@@ -34,8 +34,9 @@ class _Trial(Hook):
             getattr(value, "item", lambda: None)()  # waits for a GPU
         self.times.append(time.perf_counter())
         count = len(self.times)
-        is_long = count > _WARM_UP + 1 and self.times[-1] - self.times[0] > _LONGEST
-        if count >= _TRIED or is_long:
+        is_long = self.times[-1] - self.times[0] > _LONGEST
+        # Processes with clocks of their own would not stop at the same iteration.
+        if count >= _TRIED or (count > _WARM_UP + 1 and on_rank_zero(lambda: is_long)):
             raise _Measured
 
     @property

@@ -19,7 +19,7 @@ from mmseg_ext.checkpoint.safe_loading import unwrap_model
 from mmseg_ext.engine.config import as_list, inner_datasets, nearest, type_name
 from mmseg_ext.engine.run_record import crops_of
 from mmseg_ext.errors import CheckpointError, LaunchError, format_error, join_names
-from mmseg_ext.upstream import built_dataloaders
+from mmseg_ext.upstream import built_loops
 
 _TO_ZERO = ("CosineAnnealingLR", "PolyLR")  # with eta_min=0, which is their default
 
@@ -31,19 +31,19 @@ def check_run(runner: Runner, trains: bool) -> None:
         LaunchError: for a loop that never ends or has no batch, or that has an interval of zero,
             and, if the run `trains`, for scores that no validation computes.
     """
-    loops = {"train": runner._train_loop, "val": runner._val_loop, "test": runner._test_loop}
+    loops = built_loops(runner)
     for stage, loop in loops.items():
-        sampler = getattr(getattr(loop, "dataloader", None), "sampler", None)
-        reads_to_the_end = isinstance(loop, EpochBasedTrainLoop | ValLoop | TestLoop)
-        if reads_to_the_end and isinstance(sampler, InfiniteSampler):
+        if not isinstance(loop, EpochBasedTrainLoop | ValLoop | TestLoop):
+            continue
+        if isinstance(loop.dataloader.sampler, InfiniteSampler):
             raise LaunchError(f"{stage}_dataloader.sampler: InfiniteSampler never ends this loop")
-        if reads_to_the_end and len(loop.dataloader) == 0:
+        if len(loop.dataloader) == 0:
             dataset: Any = loop.dataloader.dataset
             raise LaunchError(
                 f"{stage}_dataloader: its {len(dataset)} images give no batch; "
                 "check the folder and the list of images, or set drop_last=False"
             )
-    if getattr(runner._train_loop, "val_interval", 1) == 0:
+    if getattr(loops.get("train"), "val_interval", 1) == 0:
         raise LaunchError(
             "train_cfg.val_interval=0: is not an interval; to train without validation, set "
             "val_cfg, val_dataloader and val_evaluator to None"
@@ -74,13 +74,10 @@ def missing_images(cfg: Config, split: str, count: int) -> str:
 
 def incomplete_splits(runner: Runner) -> Iterator[str]:
     """Yield the line of `missing_images` for each split that the Runner has built."""
-    loops = {"train": runner._train_loop, "val": runner._val_loop, "test": runner._test_loop}
-    for split, loop in loops.items():
-        loader = getattr(loop, "dataloader", None)  # not of a config, or None
-        if loader is not None:
-            count = sum(len(dataset) for dataset in inner_datasets(loader.dataset))
-            if line := missing_images(runner.cfg, split, count):
-                yield line
+    for split, loop in built_loops(runner).items():
+        count = sum(len(dataset) for dataset in inner_datasets(loop.dataloader.dataset))
+        if line := missing_images(runner.cfg, split, count):
+            yield line
 
 
 def dataset_warnings(runner: Runner) -> list[str]:
@@ -97,8 +94,8 @@ def dataset_warnings(runner: Runner) -> list[str]:
     if isinstance(head, nn.ModuleList):
         head = head[-1]
     datasets: list[Any] = []
-    for loader in built_dataloaders(runner):
-        datasets.extend(inner_datasets(loader.dataset))
+    for loop in built_loops(runner).values():
+        datasets.extend(inner_datasets(loop.dataloader.dataset))
     class_lists = set()
     for dataset in datasets:
         if classes := getattr(dataset, "metainfo", {}).get("classes"):
@@ -202,7 +199,8 @@ class SameData(Hook):
             )
         meta = meta.get("dataset_meta") or {}
         dataset = next(inner_datasets(getattr(runner, self.loop).dataloader.dataset))
-        trained, own = list(meta.get("classes") or ()), list(dataset.metainfo.get("classes") or ())
+        own = list(getattr(dataset, "metainfo", {}).get("classes") or ())
+        trained = list(meta.get("classes") or ())
         if not trained or not own or trained == own:
             return
         found = f"was trained with {join_names(trained)}, but the data has {join_names(own)}"

@@ -146,17 +146,26 @@ def describe_data(dataset: Any) -> str:
     """
     lines: list[str] = []
     count = 0
+
+    def add(path: str) -> None:
+        size = 0
+        with contextlib.suppress(OSError):  # of a server, without labels
+            size = os.stat(path).st_size
+        lines.append(f"{Path(path).name} {size}")
+
     for part in inner_datasets(dataset):
         if not isinstance(part, BaseDataset):
             return "unknown"
         count += len(part)
+        info: dict[str, Any] = {}
         for i in range(len(part)):
             info = part.get_data_info(i)
-            for key in ("img_path", "seg_map_path"):
-                path, size = str(info.get(key) or ""), 0
-                with contextlib.suppress(OSError):  # of a server, without labels
-                    size = os.stat(path).st_size
-                lines.append(f"{Path(path).name} {size}")
+            # Also files of other labels, such as `xml_path` and `depth_map_path`.
+            others = sorted(key for key in info if key.endswith("_path"))
+            for key in dict.fromkeys(("img_path", "seg_map_path", *others)):
+                add(str(info.get(key) or ""))
+        if "instances" in info:  # which COCO has in one file
+            add(str(part.ann_file))
     text = "\n".join(lines)
     return f"{count} images, sha256 {_digest(os.fsencode(text))}"
 

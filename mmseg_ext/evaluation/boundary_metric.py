@@ -10,6 +10,7 @@ import numpy as np
 from mmseg.registry import METRICS
 
 from mmseg_ext.evaluation.counting_metric import CountingMetric
+from mmseg_ext.reports.scores import mean_of_known
 
 _REACH = 0.0075  # of the diagonal
 _CROSS = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
@@ -73,4 +74,4 @@ class BoundaryMetric(CountingMetric):
         return boundary_counts(predicted, truth, classes, self.ignore_index)
 
     def scores(self, counts: np.ndarray) -> dict[str, float]:
-        return {"mF1": float(np.nanmean(boundary_f1(counts.sum(0))))}
+        return {"mF1": float(mean_of_known(boundary_f1(counts.sum(0))))}

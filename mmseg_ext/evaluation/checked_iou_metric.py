@@ -7,7 +7,6 @@ mmengine collects the results of several processes through files in a folder tha
 the processes add one matrix, so machines need no common folder.
 """
 
-import itertools
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor
 from mmseg_ext.atomic_write import atomic_write
 from mmseg_ext.datasets.label_loading import describe_counts
 from mmseg_ext.errors import LabelError, LaunchError, labels_outside
+from mmseg_ext.reports.results_hook import images_of_process
 
 
 @METRICS.register_module()
@@ -36,8 +36,7 @@ class CheckedIoUMetric(IoUMetric):
     After an evaluation `confusion` `(classes, classes)` contains the number of pixels of all
     processes by label (rows) and prediction (columns). It is None before, and with `format_only`.
     `collect_device` and `collect_dir` have no effect. Label maps with only one class, such as masks
-    of 0 and 255, are a warning. It also takes the arguments of
-    `IoUMetric`.
+    of 0 and 255, are a warning. It also takes the arguments of `IoUMetric`.
 
     Args:
         class_scores: scores of single classes that the results contain, such as 'IoU.crop' or
@@ -58,30 +57,12 @@ class CheckedIoUMetric(IoUMetric):
 
     def __init__(
         self,
-        ignore_index: int = 255,
-        iou_metrics: list[str] = ["mIoU"],
-        nan_to_num: int | None = None,
-        beta: int = 1,
-        collect_device: str = "cpu",
-        output_dir: str | None = None,
-        format_only: bool = False,
-        prefix: str | None = None,
-        *,
+        *args: Any,
         class_scores: Sequence[str] = (),
         images_file: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(
-            ignore_index,
-            iou_metrics,
-            nan_to_num,
-            beta,
-            collect_device,
-            output_dir,
-            format_only,
-            prefix,
-            **kwargs,
-        )
+        super().__init__(*args, **kwargs)
         self.class_scores = list(class_scores)
         self.images_file = images_file
         self._names, self._written = [], {}
@@ -126,15 +107,20 @@ class CheckedIoUMetric(IoUMetric):
 
     def evaluate(self, size: int) -> dict[str, float]:
         """Compute the scores of the `size` images that all processes have processed."""
-        # Process r of n has the images r, r + n, ...; then it repeats one if others have more.
-        own = self.results[: len(range(dist.get_rank(), size, dist.get_world_size()))]
-        names = self._names[: len(own)]
+        own = self.results[: images_of_process(size)]
+        images = [*zip(self._names, own, strict=False)]  # longer, if an image was repeated
         self.results.clear()
         self._names.clear()
-        if self.output_dir is not None:
-            self._compare_written()
+        if self.output_dir is not None:  # several processes can have written one file
+            images_of: dict[str, set[str]] = {}
+            for written in dist.all_gather_object(self._written):
+                for path, image in written.items():
+                    images_of.setdefault(path, set()).add(image)
+            for path, several in images_of.items():
+                _warn_of_other(path, several)
+            self._written = {}
         if self.images_file is not None and not self.format_only:
-            self._write_images(self.images_file, names, own)
+            self._write_images(self.images_file, images, size)
         if not self.format_only:
             classes = len((self.dataset_meta or {})["classes"])
             counts = sum(own, torch.zeros(classes, classes, dtype=torch.int64))
@@ -145,28 +131,15 @@ class CheckedIoUMetric(IoUMetric):
             return scores
         return {f"{self.prefix}/{name}": score for name, score in scores.items()}
 
-    def _compare_written(self) -> None:
-        """Warn of label maps that several processes have written."""
-        images: dict[str, set[str]] = {}
-        for written in dist.all_gather_object(self._written):
-            for path, image in written.items():
-                images.setdefault(path, set()).add(image)
-        for path, several in images.items():
-            _warn_of_other(path, several)
-        self._written = {}
-
-    def _write_images(self, path: str, names: list[str], counts: list[Tensor]) -> None:
-        """Write the counts of all processes' images in the order of the dataset.
+    def _write_images(self, path: str, own: list[tuple[str, Tensor]], size: int) -> None:
+        """Write names and counts of all processes' images in the order of the dataset.
 
         Of the matrices (classes, classes), the file has the entries that are not zero.
         """
-        own = [(one.indices(), one.values()) for one in counts]
-        parts = dist.gather_object(list(zip(names, own, strict=True)))
-        if parts is None:  # not the main process
+        parts = [(name, (one.indices(), one.values())) for name, one in own]
+        images = dist.collect_results(parts, size, "gpu")  # 'cpu' needs a folder that all share
+        if images is None:  # not the main process
             return
-        # Process r of n has the images r, r + n, ...
-        turns = itertools.zip_longest(*parts)
-        images = [image for turn in turns for image in turn if image is not None]
         sizes = [len(values) for _, (_, values) in images]
         pairs = torch.cat([indices for _, (indices, _) in images], 1).numpy()  # (2, entries)
         with atomic_write(path) as part:

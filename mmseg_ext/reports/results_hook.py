@@ -87,9 +87,9 @@ class RunResultsHook(Hook):
             classes = len(dataset.metainfo["classes"])
             if self._confusion is None:
                 self._confusion = torch.zeros(classes, classes, dtype=torch.int64)
-            place = len(self._scores) * dist.get_world_size() + dist.get_rank()
-            if place >= len(dataset):
-                return  # the sampler repeats an image, because other processes have more
+            place, own = len(self._scores), images_of_process(len(dataset))
+            if place == own:
+                return
             prediction, truth = sample.pred_sem_seg.data[0], sample.gt_sem_seg.data[0]
             counts = _count(prediction, truth, classes, metric.ignore_index)
             self._confusion += counts
@@ -97,7 +97,7 @@ class RunResultsHook(Hook):
             score = float(mean_of_known(iou))
             self._scores.append(score)
             is_bad = len(self._worst) < self.examples or score < self._worst[-1].miou
-            is_spread = place in np.linspace(0, len(dataset) - 1, 2 * self.examples).astype(int)
+            is_spread = place in np.linspace(0, own - 1, 2 * self.examples).astype(int)
             is_kept = not math.isnan(score) and (is_bad or is_spread)
             image = data_batch["inputs"][min(i, len(data_batch["inputs"]) - 1)]
             # With test-time augmentation an image is a list of views.
@@ -156,6 +156,14 @@ class RunResultsHook(Hook):
             "examples": examples,
         }
         write_text(json.dumps(content), folder / RESULTS)
+
+
+def images_of_process(count: int) -> int:
+    """Return how many of so many images a sampler gives to this process.
+
+    Process r of n has the images r, r + n, ...; then it repeats one if others have more.
+    """
+    return len(range(dist.get_rank(), count, dist.get_world_size()))
 
 
 def seen_data(loop: Any) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class Run:
     `seconds` is the time between the start of the training and its end, or its last checkpoint,
     summed over the starts of the run. Version 1.0.0 recorded no times: a start then counts as 0.
     `preview` is a data URI of a project's images. `config_file` is the resolved config, with the
-    options of the training, `first_config` the text of the config of its first start, and
-    `checkpoint` the best checkpoint, else the last.
+    options of the training, `first_config` the text of the config of its first start,
+    `checkpoint` the best checkpoint, else the last, and `next_commands` what to do with both.
     """
 
     name: str
@@ -111,6 +111,7 @@ class Run:
     checkpoint: Path | None = None
     cost: dict[str, str] = field(default_factory=dict)
     first_config: str = ""
+    next_commands: list[str] = field(default_factory=list)
 
     @property
     def training(self) -> dict[str, str]:
@@ -154,12 +155,6 @@ class Run:
         if "load_from" in first and not (isinstance(resumes, ast.Constant) and resumes.value):
             kept.append(f"load_from = {ast.unparse(first['load_from'])}")  # the first weights
         return _FOLD.sub("fold", "\n".join(kept))
-
-    @property
-    def next_commands(self) -> list[str]:
-        if self.config_file is None or self.checkpoint is None:
-            return []
-        return next_commands(self.config_file, self.checkpoint, self.checkpoint.parent)
 
     @property
     def title(self) -> str:
@@ -214,7 +209,7 @@ def read_run(work_dir: Path) -> Run:
         name = folder.parent.name
         picture = folder.parent / "preview.png"
         if picture.is_file():
-            preview = _data_uri(picture, "png")
+            preview = data_uri(picture.read_bytes(), "png")
     results, augmented = _latest_results(folders, name, notes)
     if not curves and results is None:
         log = _newest(folders, SCALARS) or next(reversed(records), None)
@@ -224,7 +219,11 @@ def read_run(work_dir: Path) -> Run:
             f"{log}: contains no logged values, and no validation or test wrote {RESULTS}; train "
             "longer, or set a shorter default_hooks.logger.interval"
         )
-    starts = [*records.values()]
+    starts, seconds = [*records.values()], 0.0
+    for record in starts:
+        if "started" in record and "ended" in record:
+            begin = datetime.fromisoformat(record["started"])
+            seconds += (datetime.fromisoformat(record["ended"]) - begin).total_seconds()
     environment = _facts(starts[-1] if starts else {})
     if results is None:
         notes.append(
@@ -233,6 +232,7 @@ def read_run(work_dir: Path) -> Run:
         )
     # mmengine's own Runner writes no run.json, and its config next to the scalars.
     config = _newest(folders, "config.py") or _newest(folders, "vis_data/config.py")
+    file, checkpoint = None if config is None else config.resolve(), best_checkpoint(folder)
     cost = _newest(folders, COST)
     begins = bool(starts) and starts[0].get("start_iteration") == 0  # else of another folder
     first = next(iter(records)) / "config.py" if begins else None
@@ -243,13 +243,14 @@ def read_run(work_dir: Path) -> Run:
         curves=curves,
         results=results,
         augmented=augmented,
-        seconds=_seconds_of_training(starts),
+        seconds=seconds,
         notes=notes,
         preview=preview,
-        config_file=None if config is None else config.resolve(),
-        checkpoint=best_checkpoint(folder),
+        config_file=file,
+        checkpoint=checkpoint,
         cost={} if cost is None else _facts(read_object(cost)),
         first_config=first.read_text(errors="replace") if first and first.is_file() else "",
+        next_commands=next_commands(file, checkpoint, folder) if file and checkpoint else [],
     )
 
 
@@ -302,15 +303,6 @@ def _log_folders(work_dir: Path) -> tuple[list[Path], dict[Path, dict[str, Any]]
     return sorted(folders), {log: one for log, one in records.items() if log.name >= begin}
 
 
-def _seconds_of_training(records: Iterable[dict[str, Any]]) -> float:
-    seconds = 0.0
-    for record in records:
-        if "started" in record and "ended" in record:
-            begin = datetime.fromisoformat(record["started"])
-            seconds += (datetime.fromisoformat(record["ended"]) - begin).total_seconds()
-    return seconds
-
-
 def _newest(folders: Sequence[Path], name: str) -> Path | None:
     """Return the file of this name in the last folder that has one."""
     return next((log / name for log in reversed(folders) if (log / name).is_file()), None)
@@ -361,8 +353,8 @@ def _latest_results(
     return first, found[True][1] if len(found) > 1 else None
 
 
-def _data_uri(path: Path, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+def data_uri(picture: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
 def _results(content: dict, pictures: Path) -> tuple[Results, list[str]]:
@@ -382,7 +374,7 @@ def _results(content: dict, pictures: Path) -> tuple[Results, list[str]]:
     for entry in content["examples"]:
         picture = pictures / Path(str(entry["file"])).name
         try:
-            uri = _data_uri(picture, "jpeg")
+            uri = data_uri(picture.read_bytes(), "jpeg")
         except OSError as error:
             notes.append(f"{picture}: is left out ({error.strerror}); test again to write it")
             continue

@@ -23,7 +23,10 @@ def test_checkpoints_of_other_runners_have_the_time_of_their_files(tmp_path):
         torch.save({"meta": {}, "state_dict": {}}, tmp_path / name)
         os.utime(tmp_path / name, (1e9 + i, 1e9 + i))
     assert best_checkpoint(tmp_path).name == "iter_6.pth"
-    assert best_checkpoint(tmp_path / "empty") is None
+    (tmp_path / "work").mkdir()
+    assert best_checkpoint(tmp_path / "empty") is best_checkpoint(tmp_path / "work") is None
+    (tmp_path / "work/last_checkpoint").write_text(f"{tmp_path}/iter_8.pth\n")  # with `out_dir`
+    assert best_checkpoint(tmp_path / "work").name == "iter_6.pth"
 
 
 def test_the_best_checkpoint_of_an_earlier_run_is_not_that_of_the_last_one(tmp_path):

@@ -15,6 +15,7 @@ import torch
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
 from mmengine.structures import PixelData
+from mmseg.registry import DATASETS
 from mmseg.structures import SegDataSample
 from PIL import Image
 
@@ -22,8 +23,10 @@ import mmseg_ext
 from mmseg_ext import atomic_write, commands
 from mmseg_ext.comparison import execute, plan, timing
 from mmseg_ext.engine.config import load_config
+from mmseg_ext.engine.run_record import describe_data
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.evaluation.checked_iou_metric import read_images
+from mmseg_ext.reports.records import read_records
 from tests.datasets.trees import random_image, save
 from tests.engine import runs
 from tests.engine.runs import ROOT, fails, write_config
@@ -190,7 +193,7 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
     broken = write_config(folder, "model['decode_head']['in_channels'] = 63\n", "broken.py")
     line = fails("compare", fcn, broken, "--out", out)
     assert lines_with(line, "broken.py", "63")
-    line = fails("compare", f"{leaves}/config.py", f"{cells}/config.py", "--out", out + "2")
+    line = fails("compare", leaves, f"{cells}/config.py", "--out", out + "2")
     assert lines_with(line, "classes", "--data")
     both = ("--data", leaves, cells, "--out", out + "2")
     line = fails(
@@ -206,6 +209,9 @@ def test_wrong_input_is_one_line_and_trains_nothing(folder, tmp_path, monkeypatc
     for words in (["--minutes", "0"], ["--iterations", "-3"], ["--jobs", "0"]):
         line = fails("compare", fcn, *words, "--out", out + "2")
         assert lines_with(line, " ".join(words), "must be positive")
+    no_test = write_config(folder, "test_dataloader = None\n", "no_test.py")
+    line = fails("compare", fcn, no_test, "--out", out + "2")
+    assert lines_with(line, "no_test.py: has no test_dataloader", "add it")
     no_views = write_config(folder, "del tta_pipeline\n", "no_views.py")
     line = fails("compare", fcn, no_views, "--tta", "--out", out + "2")
     assert lines_with(line, "--tta", "no_views.py", "tta_pipeline")
@@ -250,12 +256,14 @@ def test_a_folder_of_other_settings_is_not_overwritten(folder, tmp_path, monkeyp
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
+def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, monkeypatch, _forked):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")  # with nested loops
     config = write_config(tmp_path, name="own.py")
     words = [str(config), "--seeds", "3", "4", "--rates", "1", "0.5", "--minutes", "1"]
     assert commands.run("compare", [*words, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " train " in line]
-    assert len(lines) == 4 and all(" && " in line and " test " in line for line in lines)
+    assert len(lines) == 4 and all(" && OMP_NUM_THREADS=2,1 " in line for line in lines)
+    assert all(line.startswith(f"cd {Path.cwd()} && ") and " test " in line for line in lines)
     seconds = json.loads((tmp_path / "out" / plan.PLAN).read_text())["costs"][0][1][0]
     assert all(f"--iterations {round(60 / seconds)} " in line for line in lines)
     assert ["randomness.seed=3" in line for line in lines] == [True, True, False, False]
@@ -264,10 +272,14 @@ def test_a_dry_run_prints_a_command_for_each_run(tmp_path, capsys, _forked):
 
 def test_a_rate_that_is_chosen_on_the_tested_images_is_told(tmp_path):
     """The images of the config are those of its validation."""
-    config = [str(write_config(tmp_path, name="own.py"))]
+    shuffled = "test_dataloader = dict(val_dataloader, sampler=dict(type='DefaultSampler'))\n"
+    config = [str(write_config(tmp_path, shuffled, name="own.py"))]
     notes = plan.make_plan(config, [], [0], tmp_path / "a", rates=[1, 0.5]).notes
     assert lines_with("\n".join(notes), "data: ", "rate", "test split")
-    assert plan.make_plan(config, [], [0], tmp_path / "b").notes == []
+    made = plan.make_plan(config, [], [0], tmp_path / "b")
+    assert made.notes == []
+    (cfg,) = made.configs.values()
+    assert not cfg.test_dataloader.sampler.shuffle  # all tests have one order of the images
 
 
 class Finished:
@@ -290,7 +302,8 @@ def some_plan(out: Path, seeds: int) -> plan.Plan:
     cfg = Config(dict(train_cfg=dict(max_iters=4)))
     cost = timing.Cost(0.001, 1.0, 1.0, 1, 1)
     lists = ["m"], ["d"], [*range(seeds)], [1.0], ["test"], ["mIoU"]
-    return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, {("d", "m"): cost}, [])
+    costs = {("d", "m"): cost}
+    return plan.Plan(out, *lists, None, None, 2, {("d", "m"): cfg}, costs, [], out)
 
 
 def test_objects_of_two_classes_have_scores_of_their_own():
@@ -326,7 +339,7 @@ def test_a_later_model_is_measured_by_its_ratio_to_the_first(tmp_path, monkeypat
     for _ in range(2):
         execute.measure_missing(made, "3")
     assert seen == [(["m", "n"], "3")]
-    costs = {("d", "m"): [0.001, 1.0, 1.0, 1, 1], ("d", "n"): [0.002, 2.0, 3.0, 5, 7]}
+    costs = {("d", "m"): [0.001, 1.0, 1.0, 1, 1, 1], ("d", "n"): [0.002, 2.0, 3.0, 5, 7, 1]}
     stored = json.loads((tmp_path / plan.PLAN).read_text())
     assert {tuple(name): cost for name, cost in stored["costs"]} == costs
     assert made.costs == {name: timing.Cost(*cost) for name, cost in costs.items()}
@@ -354,7 +367,10 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
 
     monkeypatch.setattr(execute, "start", OnGpu)
     monkeypatch.setattr(execute.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(execute.torch.cuda, "device_count", lambda: 4)
+    assert execute.cards_of([3]) == ["3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    monkeypatch.setattr(execute.torch.cuda, "device_count", lambda: 3)
     assert execute.execute(made, jobs=7, gpus=execute.cards_of([2, 0])) == {}
     assert {gpu for _, _, gpu in seen} == {"6", "4"}
     cards = {seed: {gpu for one, _, gpu in seen if one == seed} for seed in range(5)}
@@ -364,8 +380,9 @@ def test_each_gpu_has_one_process_at_a_time_that_sees_no_other(tmp_path, monkeyp
         execute.cards_of([3])
     with pytest.raises(LaunchError, match="each one once"):
         execute.cards_of([1, 1])
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert execute.cards_of([3]) == ["3"]
+    monkeypatch.setattr(execute.torch.cuda, "device_count", lambda: 0)
+    with raises_message(LaunchError, 0, where="--gpus 0: ", todo="leave out"):
+        execute.cards_of([0])
 
 
 @pytest.mark.parametrize("step", ["train", "test"])
@@ -395,7 +412,9 @@ def test_the_time_left_follows_the_pace_of_a_run(tmp_path, monkeypatch):
     log = made.runs[0].folder / "20260131_235959/vis_data/scalars.json"
     log.parent.mkdir(parents=True)
     log.write_text('{"loss": 1.0, "step": 1}\n{"loss": 1.0, "step": 2}\n')
-    job = execute._Job(made.runs[0], made, None, expected=6.0)
+    job = execute._Job(made.runs[0], made)
+    job.expected = 6.0
+    job.start(None)
     now[0] = 4.0
     assert job.left(1.0) == 2.0 and job.left(2.0) == 8.0  # as expected, or twice as long
     now[0] = 10.0
@@ -450,12 +469,18 @@ def test_a_table_that_cannot_be_written_is_printed(folder, tmp_path, monkeypatch
     assert (out / "table.tex").read_bytes() == complete
 
 
-def test_a_relative_folder_continues_from_another_one(folder, tmp_path, monkeypatch, _forked):
-    """Stopped in a training, and again complete: each from its own current folder."""
-    words = [str(folder / "fcn.py"), "--data", str(folder / "cells"), "--seeds", "0"]
-    words += ["--iterations", "4", "--out"]
+def test_relative_paths_lead_from_the_first_folder(folder, tmp_path, monkeypatch, _forked):
+    """Stopped in a training, again, and complete; the second folder has other images."""
+    loop = "train_cfg = dict(type='EpochBasedTrainLoop', max_epochs=2)\n"
+    extra = f"dataset['data_root'] = 'data'\n{loop}del param_scheduler\n"
+    extra += "train_dataloader.update(batch_size=3, sampler=dict(type='DefaultSampler'))\n"
+    extra += "default_hooks['checkpoint'] = dict(interval=1)\n"
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
+        config = write_config(tmp_path / name, extra)
+    for image in (tmp_path / "second/data/images").iterdir():
+        save(image, np.zeros((32, 32, 3), np.uint8))
+    words = [str(config), "--seeds", "0", "--out"]
 
     class Killed(Forked):
         def __init__(self, words, output, env):
@@ -471,10 +496,17 @@ def test_a_relative_folder_continues_from_another_one(folder, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "second")
     monkeypatch.setattr(execute, "start", Forked)
     assert commands.run("compare", [*words, "../first/out"]) == 0
+    assert Path.cwd() == tmp_path / "second"
     monkeypatch.setattr(execute, "start", None)
     monkeypatch.chdir(tmp_path)
     assert commands.run("compare", [*words, "first/out"]) == 0
     assert [*tmp_path.glob("*/out")] == [tmp_path / "first/out"]
+    (record,) = json.loads((tmp_path / "first/out/table.json").read_text())["records"]
+    assert record["iterations"] == 6  # two epochs of three batches
+    monkeypatch.chdir(tmp_path / "first")
+    data = describe_data(DATASETS.build(load_config(str(config)).train_dataloader.dataset))
+    starts = read_records(next(Path("out/runs").glob("*/*/*"))).values()
+    assert {start["training_data"] for start in starts} == {data}
 
 
 @pytest.mark.long

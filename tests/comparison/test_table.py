@@ -118,7 +118,7 @@ def test_scores_are_of_sums_over_images():
 
 def run_of(model: str, seed: int, rate: float = 1.0) -> Run:
     folder = Path(f"runs/{model}/rate{rate}_seed{seed}")
-    return Run(model, "d", seed, rate, Path("c.py"), folder, "iter_8.pth", {}, None, (), False)
+    return Run(model, "d", seed, rate, Path("c.py"), folder, "iter_8.pth", {}, 8, False, (), False)
 
 
 def runs_of(model: str, skill: float, seeds, names=None, data: int = 1) -> dict:

@@ -67,6 +67,16 @@ def test_the_speed_is_that_of_a_few_iterations(tmp_path, monkeypatch, capsys):
     assert len(list((tmp_path / "work").glob("2*"))) == 1
 
 
+def test_all_processes_stop_at_the_same_iteration(monkeypatch):
+    """By the clock of the first one; another one would wait for its gradients."""
+    monkeypatch.setattr(duration, "on_rank_zero", lambda action: True)
+    trial = duration._Trial()
+    for _ in range(4):
+        trial.after_train_iter(None, 0)
+    with pytest.raises(duration._Measured):
+        trial.after_train_iter(None, 0)
+
+
 @pytest.mark.parametrize("batches", [1, 2, 20])
 def test_the_time_of_a_validation_is_that_of_all_its_batches(monkeypatch, batches):
     """The first one takes 9 seconds and the others 2."""

@@ -11,6 +11,7 @@ from mmengine.registry import PARAM_SCHEDULERS
 import mmseg_ext
 from mmseg_ext import commands
 from mmseg_ext.engine.build import Training, build_test_runner
+from mmseg_ext.engine.config import crop_size
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports.run_data import read_run
 from tests.engine.runs import log_text, train_here, write_config
@@ -216,6 +217,7 @@ def test_configs_without_such_a_setting_end_in_one_line(tmp_path):
     config = str(write_config(tmp_path, uncut, "uncut.py"))
     with raises_message(LaunchError, "crop_size", todo=True):
         train_config(config, size=16)
+    assert crop_size(Config(dict(crop_size=16, model={}))) == (16, 16)
     for flag in ("iterations", "size"):
         with raises_message(LaunchError, 0, where=f"--{flag} "):
             train_config(config, **{flag: 0})

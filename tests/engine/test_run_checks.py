@@ -7,8 +7,9 @@ import pytest
 import torch
 from mmengine.dataset import ConcatDataset
 
-from mmseg_ext.engine.build import build_train_runner
+from mmseg_ext.engine.build import build_test_runner, build_train_runner
 from mmseg_ext.engine.run_checks import (
+    SameData,
     dataset_warnings,
     incomplete_splits,
     misfitting_schedules,
@@ -34,6 +35,27 @@ def test_what_would_fail_later_is_refused(tmp_path, key, value, start):
         build_train_runner(str(write_config(tmp_path)), {key: value}, str(tmp_path / "work"))
     line = str(refusal.value)
     assert line.startswith(start.format(key=key)) and "\n" not in line
+
+
+def test_a_test_takes_what_only_a_training_refuses_and_any_datasets_and_metrics(tmp_path):
+    """Datasets inside others get the pipeline of --tta, and some metrics write no label maps."""
+    extra = "test_dataloader = dict(val_dataloader)\n"
+    extra += "test_dataloader['dataset'] = dict(type='ConcatDataset', datasets=2 * [dataset])\n"
+    extra += f"dump = dict(type='DumpResults', out_file_path={str(tmp_path / 'dump.pkl')!r})\n"
+    extra += "test_evaluator = [val_evaluator, dump]\ntrain_cfg['val_interval'] = 0\n"
+    config, weights = write_config(tmp_path, extra), tmp_path / "weights.pth"
+    weights.write_bytes(b"")
+    words = [str(config), str(weights), {}, str(tmp_path / "work"), "none", True]
+    runner = build_test_runner(*words, out=str(tmp_path / "out"))
+    loop = runner.test_loop
+    assert [len(one.pipeline.transforms) for one in loop.dataloader.dataset.datasets] == [2, 2]
+    assert loop.evaluator.metrics[0].output_dir == str(tmp_path / "out")
+    words[2] = {"test_evaluator": [{"type": "BoundaryMetric"}]}
+    with raises_message(LaunchError, where="--out: ", todo="IoUMetric"):
+        build_test_runner(*words, out=str(tmp_path / "out"))
+    runner.test_loop.dataloader = SimpleNamespace(dataset=[0])  # which names no classes
+    checkpoint = {"meta": {"dataset_meta": {"classes": ["a"]}}}
+    SameData("test_loop").after_load_checkpoint(runner, checkpoint)
 
 
 def test_epochs_without_a_batch_are_refused(tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmseg.registry import DATASETS
 from torch import nn
 
@@ -72,6 +73,19 @@ def test_the_data_of_a_record_change_with_a_file(tmp_path):
     assert texts[0] == texts[1] and len({*texts}) == 3
     assert all(text.startswith("8 images, ") for text in texts)
     assert describe_data(torch.utils.data.TensorDataset(torch.zeros(2))) == "unknown"
+
+
+@pytest.mark.parametrize("key", ["ann_file", "xml_path"])
+def test_labels_in_other_files_are_part_of_the_data(tmp_path, key):
+    """As of COCO, with all labels in one file, and of VOC's boxes."""
+    labels, texts = tmp_path / "labels", []
+    dataset = BaseDataset(lazy_init=True, ann_file=str(labels) if key == "ann_file" else "")
+    dataset.data_list = [{"img_path": "1.jpg", "instances": [], key: str(labels)}]
+    dataset.serialize_data, dataset._fully_initialized = False, True
+    for content in ("a", "ab"):
+        labels.write_text(content)
+        texts.append(describe_data(dataset))
+    assert texts[0] != texts[1]
 
 
 def test_a_resume_with_other_files_is_told(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """F1 of boundaries, on maps whose boundaries are known."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -67,3 +69,7 @@ def test_floats_of_a_single_channel_and_an_image_of_one_row():
         sample = {"pred_sem_seg": {"data": part.float()}, "gt_sem_seg": {"data": part}}
         metric.process({}, [sample])
     assert metric.evaluate(2)["boundary/mF1"] == 100
+    sample["gt_sem_seg"] = {"data": torch.full_like(part, 255)}
+    metric.process({}, [sample])
+    with warnings.catch_warnings(action="error"):
+        assert np.isnan(metric.evaluate(1)["boundary/mF1"])

@@ -187,11 +187,12 @@ def test_images_of_two_processes_are_in_the_order_of_the_dataset(tmp_path, monke
             sample = {"pred_sem_seg": {"data": label}, "gt_sem_seg": {"data": label}}
             metric.process({}, [{**sample, "img_path": f"{i}.png"}])
 
-        def gather(own, rank=rank):
+        def gather(own):
             parts.insert(0, own)
-            return None if rank else parts
+            return parts
 
-        monkeypatch.setattr(dist, "gather_object", gather)
+        monkeypatch.setattr("mmengine.dist.dist.all_gather_object", gather)
+        monkeypatch.setattr("mmengine.dist.dist.get_dist_info", lambda rank=rank: (rank, 2))
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
         metric.evaluate(5)

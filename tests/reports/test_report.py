@@ -209,7 +209,7 @@ def test_runs_that_differ_in_seed_or_fold_are_one_group():
     assert [bool(cell) for cell in augmented] == [False, False, False, True, True, True, False]
     text, html = scores_text(runs, ".csv"), page(runs)
     assert [text.count(f'"{name}","mean"') for name in (*means, "mean of 5 runs")] == [1, 1, 0]
-    assert all(name in html for name in names) and "ms+flip" in html
+    assert all(name in html for name in names) and "test-time augmentation" in html
 
 
 def test_weights_and_models_are_no_repetitions():
