@@ -7,7 +7,7 @@ import copy
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ REAL_IMAGES = 3  # of a folder
 LEAST_USED = 0.95
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """The scores of an exported file next to the model's.
 
@@ -75,13 +75,11 @@ class Exported:
 
     Attributes:
         path: of the file.
-        seen: how the network sees photos, as the metadata says.
         notes: lines for the users of the file.
         compared: images on which file and model were compared.
     """
 
     path: Path
-    seen: Seen
     notes: list[str] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
 
@@ -123,7 +121,7 @@ def export(
     source = Path(config.filename or "model.py")  # a config from Python has no file
     path = Path(out or f"{source.stem}.onnx")
     real = [] if images is None else _real_images(images, loader)
-    result = Exported(path, seen, _notes(seen, config, size, dynamic))
+    result = Exported(path, _notes(seen, config, size, dynamic))
     whole = WholeImageSegmentor(segmentor)
     order = "RGB" if channels == 3 else "bands"
     metadata = {
@@ -153,9 +151,9 @@ def export(
         sizes = [size]
         if dynamic:
             sizes.append((size[0] * 3 // 4 + 1, size[1] * 5 // 4 + 3))
-        noise = [random_images(each, i, channels) for i, each in enumerate(sizes, 1)]
-        for each in noise:
-            result.compared.append(_compare(exported, whole, "random", each, path))
+        for batch, each in enumerate(sizes, 1):
+            noise = random_images(each, batch, channels)
+            result.compared.append(_compare(exported, whole, "random", noise, path))
         for name, values in real:
             # The file and the model get the same pixels, of the file's shape.
             same = values.astype(np.float32)
@@ -163,16 +161,16 @@ def export(
                 same = np.atleast_3d(cv2.resize(same, size[::-1]))
             given = torch.from_numpy(same.transpose(2, 0, 1).copy())[None]
             compared = _compare(exported, whole, name, given, path)
+            result.compared.append(compared)
             if not isinstance(loader, CheckedLoadImage) or metadata["stored_values"]:
-                result.compared.append(compared)  # `segment` takes values of 0 to 255
-                continue
+                continue  # `segment` takes values of 0 to 255
             # The photo in its own size, as users run the file.
             with torch.no_grad():
                 labels = segment(lambda x: exported(torch.from_numpy(x)).numpy(), metadata, values)
-            used = float((labels == predictor(values).labels).mean())
-            result.compared.append(replace(compared, used=used))
-            if used < LEAST_USED:
-                text = f"{name}: the file gives only {used:.1%} of its pixels image_demo's label"
+            compared.used = float((labels == predictor(values).labels).mean())
+            if compared.used < LEAST_USED:
+                share = f"{compared.used:.1%} of its pixels"
+                text = f"{name}: the file gives only {share} image_demo's label"
                 todo = "use --dynamic, or a --shape of the proportions of your photos"
                 if dynamic or undescribed_steps(config):
                     todo = "change photos before as the test pipeline does"

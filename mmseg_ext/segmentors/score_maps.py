@@ -44,6 +44,7 @@ def labels_of(scores: Tensor, threshold: float | None, dim: int) -> Tensor:
     """
     if scores.shape[dim] > 1:
         return scores.argmax(dim)
+    assert threshold is not None
     return (scores > threshold).to(scores).squeeze(dim)
 
 
