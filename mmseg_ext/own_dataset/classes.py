@@ -15,7 +15,6 @@ import io
 import itertools
 import json
 import re
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +24,8 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.errors import join_names
-from mmseg_ext.images.files import same_name
-from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Legend, Reader
+from mmseg_ext.images.files import read_text, same_name
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Legend, Reader, plain_name
 from mmseg_ext.own_dataset.item import Notes, Rank
 
 IGNORED = 255
@@ -115,11 +114,9 @@ def read_classes(data: Path) -> Classes | None:
     if not file.is_file():
         return _classes_of_version_1(data)
     rows = []
-    try:
-        content = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: is not UTF-8 ({error}); save it as CSV in UTF-8") from error
-    separator = max(",;\t", key=content.count)  # spreadsheets write others than the comma
+    content = read_text(file)
+    # Spreadsheets write others than the comma. Names can have any, so the titles come first.
+    separator = max(",;\t", key=lambda each: (each.join(_TITLES) in content, content.count(each)))
     for number, cells in enumerate(csv.reader(content.splitlines(), delimiter=separator), 1):
         cells = [cell.strip() for cell in cells]
         if not any(cells) or cells == _TITLES:
@@ -177,7 +174,7 @@ def choose_classes(
     before = read_classes(data)
     labels, listed = legend.labels, legend.names
     of_name = {name: text for text, name in listed.items()}
-    names = [unicodedata.normalize("NFC", name) for name in names or ()]
+    names = list(map(plain_name, names or ()))
     given_names = [*labels.values(), *of_name, *names]
     ignored = [same_name(text, given_names) for text in ignored]
     ignored = [of_name.get(text, text) for text in ignored]

@@ -47,7 +47,7 @@ def add_note_on_reduction(train: Split, cfg: Config, notes: Notes) -> None:
     is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
     is_object[most] = False
     mode = cfg.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
-    side = max(cfg.get("scale", [0])) if mode == "whole" else 0
+    side = int(np.max(cfg.get("scale", 0))) if mode == "whole" else 0
     if not side or long < side + 32 or not is_object.any():  # a side is a multiple of 32
         return
     disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
@@ -85,7 +85,7 @@ def add_note_on_crops(train: Split, cfg: Config, notes: Notes) -> None:
     """
     if not all(map(cfg.get, ("scale", "crop_size", "train_pipeline"))):
         return
-    (height, width), side = cfg.crop_size, max(cfg.scale)
+    (height, width), side = cfg.crop_size, int(np.max(cfg.scale))
     shares = []
     for item in evenly(train.items, _MAPS_WITH_OBJECTS):
         share = 0.0

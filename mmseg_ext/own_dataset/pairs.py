@@ -20,6 +20,7 @@ from mmseg_ext.images.files import comparable
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
 from mmseg_ext.own_dataset.annotations.reader import Annotation, Reader
+from mmseg_ext.own_dataset.classes import read_classes
 from mmseg_ext.own_dataset.item import (
     MASK_WORDS,
     NAME_PART,
@@ -63,10 +64,18 @@ def list_items(folder: Path, reader: Reader, data: Path) -> list[Item]:
     def is_of_kind(path: Path) -> bool:
         return other_folder not in path.parts
 
+    keys = keyed_files(folder)
     annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
+    every = [*keys, *(annotation.path for annotation in reader.annotations)]
+    written = [path for path in every if not is_source(path)]
+    has_sources = annotations and any(map(is_source, keys))
+    if written and not (has_sources and read_classes(data)):  # no earlier run can have written them
+        raise ValueError(
+            f"{written[0]}: is where new_project writes files of the project {data.parent}; give "
+            "another project, or move your files"
+        )
     of_kind = [annotation for annotation in annotations if is_of_kind(annotation.path)]
     annotations = of_kind or annotations
-    keys = keyed_files(folder)
     images = {path for path in keys if is_of_kind(path) and is_source(path)}
     masks = {annotation.path for annotation in annotations}
     # Both flags can name one folder, or one of the folders contains the other. Then files are

@@ -25,7 +25,7 @@ from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
 from mmseg_ext.images.files import files_below, read, read_bytes
-from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared, other_photos
+from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, other_photos, turned
 from mmseg_ext.own_dataset.annotations.reader import (
     BACKGROUND,
     IndexMap,
@@ -225,8 +225,7 @@ def _find_turned(items: Sequence[Item], notes: Notes) -> None:
         hidden = []
     for item in items:
         if item.is_turned:
-            turned = declared(item.small_label, orientation=item.orientation).upright()
-            item.small_label = turned.values[..., 0]
+            item.small_label = turned(item.small_label, item.orientation)
     if hidden and (not on_side or any(on_side)):
         notes.add(
             Rank.LABELS,
@@ -370,7 +369,7 @@ def _label_map(item: Item) -> np.ndarray:
     """Return the label map of an item, (H, W) uint8, turned as its image."""
     label = item.classes[item.map.load()]
     if item.is_turned:
-        label = declared(label, orientation=item.orientation).upright().values[..., 0]
+        label = turned(label, item.orientation)
     return label
 
 

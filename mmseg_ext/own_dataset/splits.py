@@ -20,7 +20,7 @@ import numpy as np
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import join_names
-from mmseg_ext.images.files import comparable, read_bytes, same_name
+from mmseg_ext.images.files import comparable, read_text, same_name
 from mmseg_ext.own_dataset.copies import Link
 from mmseg_ext.own_dataset.groups import add_note_on_divided, connect, find_groups
 from mmseg_ext.own_dataset.item import SPLIT_WORD, Item, Notes, Rank, key_of, usable
@@ -158,11 +158,22 @@ def label_file(data: Path, split: str, name: str) -> Path:
 
 
 def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
-    """Return the splits that earlier runs chose, and their fold."""
+    """Return the splits that earlier runs chose, and their fold.
+
+    Raises:
+        ValueError: if the file, which users edit, has anything else.
+    """
     file = data / SPLITS_FILE
     found = {}
     if file.is_file():
-        known = json.loads(file.read_text())
+        try:
+            known = dict(json.loads(read_text(file)))
+        except (ValueError, TypeError) as error:
+            todo = "correct it, or delete it to keep the splits of the last run"
+            raise ValueError(f"{file}: has no splits ({error}); {todo}") from error
+        for name, split in known.items():
+            if name != _FOLD and split not in SPLITS:
+                raise ValueError(f"{file}: {name} is in {split}; write {', '.join(SPLITS)}")
         for item in items:  # a copy on another system can have the name in another form
             name = same_name(item.name, known)
             if name in known:
@@ -343,8 +354,7 @@ def apply_lists(
     kept = []
     for split, file in lists.items():
         listed, unknown = [], []
-        text = read_bytes(str(file)).decode("utf-8-sig", "replace")
-        for line in filter(None, map(str.strip, text.splitlines())):
+        for line in filter(None, map(str.strip, read_text(file).splitlines())):
             found = _find(line, by_name)
             if len(found) == 1:
                 listed += found

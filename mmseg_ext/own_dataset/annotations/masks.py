@@ -30,6 +30,7 @@ from mmseg_ext.own_dataset.annotations.reader import (
     Reader,
     StoredMap,
     legend_of_names,
+    plain_name,
     reading,
     require_size,
     values_of,
@@ -134,7 +135,7 @@ class ClassMasks(Reader):
             if not found:
                 raise ValueError(f"{of_class}: no mask of {name}; save each as {cls.suffixes}")
             annotations += [
-                Annotation(key, (path,), classes=(name,)) for path, key in found.items()
+                Annotation(key, (path,), classes=(plain_name(name),)) for path, key in found.items()
             ]
         return cls(annotations, is_pattern=True)
 
