@@ -19,6 +19,7 @@ from mmseg_ext.images.values import (
     is_tiff,
     range_of_bands,
     turned,
+    with_red_first,
 )
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
@@ -95,8 +96,8 @@ class CheckedLoadImage(LoadImageFromFile):
                 photo = photo.upright()
             if self.color_type == "unchanged":
                 image = photo.values  # (H, W, C)
-                if self.imdecode_backend != "tifffile" and image.shape[2] in (3, 4):
-                    image = image[..., [2, 1, 0, 3][: image.shape[2]]]  # as mmcv reads a file
+                if self.imdecode_backend != "tifffile":
+                    image = with_red_first(image)  # as mmcv reads a file: blue is first
             else:
                 note = photo.note(self.value_range)
                 if note:

@@ -55,7 +55,7 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Photo] = []
     for path, sample in zip(chosen, files, strict=True):
-        values = sample.values if alpha else np.delete(sample.values, sample.alpha, axis=2)
+        values = sample.values if alpha else sample.bands()
         samples.append(replace(sample, values=values, alpha=()))
         kinds.setdefault(values.shape[2], path)
     if kinds.keys() == {1, 3}:  # gray is repeated

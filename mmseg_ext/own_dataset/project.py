@@ -46,6 +46,7 @@ from mmseg_ext.own_dataset.copies import (
     small_version,
 )
 from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly, usable
+from mmseg_ext.own_dataset.label_maps import read_label
 from mmseg_ext.own_dataset.pairs import list_items, pair
 from mmseg_ext.own_dataset.splits import (
     SPLITS_FILE,
@@ -382,9 +383,9 @@ def _note_on_changed(items: Sequence[Item], names: Sequence[str], notes: Notes) 
     moved = np.zeros((IGNORED + 1, IGNORED + 1), int)  # pixels of each former and present class
     written = [item for item in items if Path(item.sample["seg_map_path"]).is_file()]
     for item in evenly(written, _LABELS_COMPARED):
-        path, label = item.sample["seg_map_path"], _label_map(item)
+        label = _label_map(item)
         with contextlib.suppress(UnreadableFileError):  # it is replaced in any case
-            former = read(read_bytes(path), path).values[..., 0]
+            former = read_label(item)
             if former.shape == label.shape and former.dtype == label.dtype:
                 step = 1 + max(label.shape) // 500
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]

@@ -233,11 +233,9 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
 
 def _whole_numbers(pixels: Photo) -> np.ndarray:
     """Return the values without alpha, (H, W, 1 or 3), uint8 or uint16."""
-    values = pixels.values
+    values = pixels.bands()
     if values.dtype == bool:
         values = np.where(values, np.uint8(255), np.uint8(0))  # white is 255 in files of 8 bits
-    if pixels.alpha:
-        values = np.delete(values, pixels.alpha, axis=2)
     if values.shape[2] not in (1, 3):
         raise ValueError(f"{values.shape[2]} bands; a mask has a value or a color in each pixel")
     if values.dtype in (np.uint8, np.uint16):
