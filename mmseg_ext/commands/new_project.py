@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from mmseg_ext.commands import command, command_parser
-from mmseg_ext.errors import short
 
 _SHOWN, _MASKS_SHOWN = 5, 3  # lines of files that are left out, and of notes; masks of a photo
 _QUOTES = "put a pattern in quotes, as 'DIR/*.png'"  # else the shell replaces it by the paths
@@ -37,7 +36,7 @@ names, download, or scratch; or a checkpoint of an earlier project with this enc
 
     def error(message: str) -> NoReturn:
         is_expanded = message.startswith("unrecognized")
-        usual_error(f"{short(message, 200)}; {_QUOTES}" if is_expanded else message)
+        usual_error(f"{message}; {_QUOTES}" if is_expanded else message)
 
     parser.error = error
     parser.add_argument("project", type=Path, help="folder to write")

@@ -15,11 +15,11 @@ from mmseg_ext.images.files import decode, orientation, read, read_bytes
 from mmseg_ext.images.values import (
     Photo,
     ValueRange,
+    exchange_red_and_blue,
     is_deep,
     is_tiff,
     range_of_bands,
     turned,
-    with_red_first,
 )
 
 warned_kinds: set[str] = set()  # kinds of files about which this process has warned
@@ -97,7 +97,7 @@ class CheckedLoadImage(LoadImageFromFile):
             if self.color_type == "unchanged":
                 image = photo.values  # (H, W, C)
                 if self.imdecode_backend != "tifffile":
-                    image = with_red_first(image)  # as mmcv reads a file: blue is first
+                    image = exchange_red_and_blue(image)  # as mmcv reads a file: blue is first
             else:
                 note = photo.note(self.value_range)
                 if note:

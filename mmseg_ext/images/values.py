@@ -164,11 +164,8 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
     return values
 
 
-def with_red_first(values: np.ndarray) -> np.ndarray:
-    """Return values (H, W, C) of OpenCV in the order of files, and these in OpenCV's; gray stays.
-
-    Three are blue, green and red for OpenCV, and four have alpha, too.
-    """
+def exchange_red_and_blue(values: np.ndarray) -> np.ndarray:
+    """Exchange red and blue in values (H, W, C) of colors, because OpenCV begins with blue."""
     return values[..., [2, 1, 0, 3][: values.shape[2]]] if values.shape[2] in (3, 4) else values
 
 
@@ -354,7 +351,7 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
             require_end(data)
             tag = 1 if image is None else exif_orientation(image, data)
             more = dict(orientation=tag, colors=mode != "L", frames=frames)
-            return declared(with_red_first(np.atleast_3d(bgr)), **more)
+            return declared(exchange_red_and_blue(np.atleast_3d(bgr)), **more)
     if image is None:
         raise OSError("does not decode")
     photo = replace(picture_pixels(image, indices), frames=frames)
@@ -363,7 +360,7 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
     import cv2  # because Pillow reads color PNGs with 8 bits
 
     values: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    values = with_red_first(values)
+    values = exchange_red_and_blue(values)
     if data[25] == 4:  # gray and alpha
         values, photo = values[..., 2:], replace(photo, alpha=(1,))
     return replace(photo, values=values, white=0xFFFF)
@@ -572,5 +569,5 @@ def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None
         return None
     if values.dtype == np.uint16 and bits < 16:
         values = values >> (16 - bits)
-    values = with_red_first(np.atleast_3d(values))
+    values = exchange_red_and_blue(np.atleast_3d(values))
     return declared(values, bits if values.dtype == np.uint16 else None, **declarations(pages))

@@ -74,9 +74,7 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     use_16_bits = [sample.white == 0xFFFF and not sample.dark_note() for sample in deep]
     if count in (1, 3) and (not deep or any(use_16_bits)):
         return None
-    limits = None
-    if deep:
-        limits = [_limits(deep, band) for band in range(count)]
+    limits = [_limits(deep, band) for band in range(count)] if deep else None
     pixels = np.concatenate([sample.fit(count, limits)[:, 0] for sample in samples])  # (N, count)
     mean, std = pixels.mean(0).round(2), pixels.std(0).clip(1).round(2)
     colors = all(sample.colors for sample in samples)

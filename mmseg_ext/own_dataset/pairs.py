@@ -222,10 +222,8 @@ def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) ->
     """Return a line on each name, without folders, that several images or annotations have."""
     lines = {}
     images = [(item.key, item.image) for item in items]
-    for kind, files in (
-        ("images", images),
-        ("annotations", [(annotation.key, annotation.path) for annotation in annotations]),
-    ):
+    others = [(annotation.key, annotation.path) for annotation in annotations]
+    for kind, files in (("images", images), ("annotations", others)):
         paths: dict[str, list[str]] = defaultdict(list)
         for key, path in files:
             paths[key.path.name].append(str(path))
@@ -266,20 +264,13 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
     it is at the beginning, and if there are none either, they are all files but JPEGs; none, if
     that would be all.
     """
-
     root = folder if folder.is_dir() else Path(os.path.commonpath([path.parent for path in paths]))
-
-    def ends_as_masks(path: Path) -> bool:
-        return any(map(_MASK_NAME.search, path.relative_to(root).with_suffix("").parts))
-
-    def begins_as_masks(path: Path) -> bool:
-        return _MASK_START.match(path.name) is not None
-
-    def is_no_jpeg(path: Path) -> bool:
-        return path.suffix.lower() not in (".jpg", ".jpeg")
-
-    for is_mask in (ends_as_masks, begins_as_masks, is_no_jpeg):
-        found = set(filter(is_mask, paths))
+    parts = {path: path.relative_to(root).with_suffix("").parts for path in paths}
+    for found in (
+        {path for path in paths if any(map(_MASK_NAME.search, parts[path]))},
+        {path for path in paths if _MASK_START.match(path.name)},
+        {path for path in paths if path.suffix.lower() not in (".jpg", ".jpeg")},
+    ):
         if found and len(found) < len(paths):
             return found
     return set()

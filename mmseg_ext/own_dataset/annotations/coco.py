@@ -23,12 +23,7 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
-from mmseg_ext.own_dataset.annotations.reader import (
-    BACKGROUND,
-    Annotation,
-    IndexMap,
-    reading,
-)
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Annotation, IndexMap, reading
 from mmseg_ext.own_dataset.item import Key, key_of, split_in
 
 

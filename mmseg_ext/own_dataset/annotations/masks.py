@@ -218,17 +218,15 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         codes = COLOR << 40 | largest << 24 | own
     found.values = codes.tolist()
     notes = [f"a mask {note}"] if (note := pixels.frames_note()) else []
+    if (transparent | missing).any():
+        codes = np.array(found.values)[found.indices]
+        if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
+            notes.append(_BOTH_BLACK)
+        codes[transparent] = _BLACK  # an eraser leaves any color
+        codes[missing] = NODATA
+        found = index_map(codes)
     found.notes = notes
-    if not (transparent | missing).any():
-        return found
-    codes = np.array(found.values)[found.indices]
-    if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
-        notes.append(_BOTH_BLACK)
-    codes[transparent] = _BLACK  # an eraser leaves any color
-    codes[missing] = NODATA
-    marked = index_map(codes)
-    marked.notes = notes
-    return marked
+    return found
 
 
 def _whole_numbers(pixels: Photo) -> np.ndarray:

@@ -268,9 +268,6 @@ def _run_pixels(run_lengths: Mapping[str, Any], size: Size) -> np.ndarray:
 
     A text of them has five bits in each letter, from "0" on, the lowest first; 32 is for more. From
     the third number on these are differences from the number before the last.
-
-    Raises:
-        ValueError: unless they have as many pixels as the image.
     """
     counts = run_lengths["counts"]
     require_size(tuple(run_lengths.get("size", size)), [size])  # before such an array exists
