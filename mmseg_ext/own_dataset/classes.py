@@ -324,9 +324,10 @@ def assign_classes(
     for text, i in zip(left.values(), numbers, strict=True):
         of_text[text] = number_of.get(classes[i], IGNORED)
     if not 2 <= len(kept) <= IGNORED:
+        reason = "masks with smooth edges have too many" if kept[2:] else "ignore fewer of them"
         raise ValueError(
             f"{len(kept)} classes, but a project has 2 to {IGNORED}; there are "
-            f"{len(texts)} values: {join_names(texts)}; masks with smooth edges have too many"
+            f"{len(texts)} values: {join_names(texts)}; {reason}"
         )
     for name in kept:
         if kept.count(name) > 1 or not name.strip():

@@ -230,7 +230,8 @@ def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) ->
         for name, same in paths.items():
             if len(same) > 1:
                 found = f"{len(same)} {kind} are called {name} ({join_names(same)})"
-                lines[name] = f"{found}; give one folder"
+                todo = "give one folder" if len(set(map(os.path.dirname, same))) > 1 else "keep one"
+                lines[name] = f"{found}; {todo}"
                 if len(set(same)) == 1:  # of a file that lists images
                     lines[name] = f"{same[0]} lists {len(same)} images called {name}; keep one"
     return lines

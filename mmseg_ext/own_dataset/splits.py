@@ -98,6 +98,14 @@ def choose_splits(
         chosen = choose(names, labels, shares, earlier, groups)
     for item in pool:
         item.split = chosen[item.name]
+    if earlier and not fold:  # flags of a further run can ask for other shares
+        wanted = Counter(choose(names, labels, shares, {}, groups).values())
+        kept = Counter(chosen.values())
+        for split in shares:
+            if not wanted[split] / 2 <= kept[split] <= wanted[split] * 2:
+                found = f"{split} has {kept[split]} of {len(pool)} images, as after earlier runs"
+                todo = f"for other splits edit data/{SPLITS_FILE}, or make a new project"
+                notes.add(Rank.TRAINING, f"{found}; {todo}")
     by_name = {**earlier, **chosen}
     by_name.update((item.name, str(item.split)) for item in items if item.list_file)
     if fold:

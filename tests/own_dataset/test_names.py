@@ -178,6 +178,17 @@ def test_texts_as_windows_writes_them(encoding, tmp_path):
             file.write_text(file.read_text("utf-8-sig"), encoding)
 
 
+def test_shares_that_a_further_run_does_not_choose_are_a_note(tmp_path):
+    names = [f"{letter}.jpg" for letter in "abcdefgh"]
+    save_photos(tmp_path, *names)
+    path = write_coco(tmp_path / "a.json", names)
+    for rule, noted in (((0.5,), ""), ((0.5,), ""), ((0.1, 0.2), "val test")):
+        images, reader = tmp_path / "images", Coco.find([path])
+        made = make_project(tmp_path / "p", images, reader, SplitRule(*rule))
+        notes = [str(note) for note in made.notes if "splits.json" in str(note)]
+        assert sorted(note.split()[0] for note in notes) == sorted(noted.split())
+
+
 @pytest.mark.parametrize("text", ['{"a": "train",}', '["a"]', "3", '{"a": "trian"}'])
 def test_an_edit_of_the_splits_that_is_none_is_one_line(text, tmp_path):
     save_photos(tmp_path, "a.jpg", "b.jpg")

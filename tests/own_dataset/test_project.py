@@ -1599,6 +1599,7 @@ BAD = {  # damage, flags, part of the message
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
     "ignored name": (str, "--ignore 7 --classes a b c", "2 values that are not ignored: 17, 27"),
     "ignored": (str, "--ignore 8", "--ignore 8"),
+    "all but one ignored": (str, "--ignore 7 17", "ignore fewer"),
 }
 
 
