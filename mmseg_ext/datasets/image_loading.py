@@ -89,7 +89,7 @@ class CheckedLoadImage(LoadImageFromFile):
         if photo is None and by_mmcv:
             image = decode(content, path, self.color_type, self.imdecode_backend)
             if rotates:
-                image = np.ascontiguousarray(turned(image, orientation(content)))
+                image = turned(image, orientation(content))
         else:
             photo = photo or read(content, path)
             if rotates:
@@ -97,7 +97,7 @@ class CheckedLoadImage(LoadImageFromFile):
             if self.color_type == "unchanged":
                 image = photo.values  # (H, W, C)
                 if self.imdecode_backend != "tifffile":
-                    image = exchange_red_and_blue(image)  # as mmcv reads a file: blue is first
+                    image = exchange_red_and_blue(image)  # as mmcv reads a file
             else:
                 note = photo.note(self.value_range)
                 if note:
@@ -111,11 +111,9 @@ class CheckedLoadImage(LoadImageFromFile):
                     raise UnreadableFileError(f"{path}: {error}") from error
                 if self.channels == 3:
                     image = image[..., ::-1]  # BGR, as OpenCV has decoded it
-                image = np.ascontiguousarray(image)
                 if self.color_type.startswith("grayscale"):
-                    image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        if self.to_float32:
-            image = image.astype(np.float32)
+                    image = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_BGR2GRAY)
+        image = np.ascontiguousarray(image, np.float32 if self.to_float32 else None)
         results["img"] = image
         results["img_shape"] = results["ori_shape"] = image.shape[:2]
         return results

@@ -166,7 +166,9 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
 
 def exchange_red_and_blue(values: np.ndarray) -> np.ndarray:
     """Exchange red and blue in values (H, W, C) of colors, because OpenCV begins with blue."""
-    return values[..., [2, 1, 0, 3][: values.shape[2]]] if values.shape[2] in (3, 4) else values
+    if values.shape[2] == 3:
+        return values[..., ::-1]  # needs no copy
+    return values[..., [2, 1, 0, 3]] if values.shape[2] == 4 else values
 
 
 def _hint(low: float, high: float) -> str:

@@ -324,10 +324,10 @@ def assign_classes(
     for text, i in zip(left.values(), numbers, strict=True):
         of_text[text] = number_of.get(classes[i], IGNORED)
     if not 2 <= len(kept) <= IGNORED:
-        reason = "masks with smooth edges have too many" if kept[2:] else "ignore fewer of them"
+        todo = "ignore fewer" if len(kept) < 2 else "masks with smooth edges have too many"
         raise ValueError(
             f"{len(kept)} classes, but a project has 2 to {IGNORED}; there are "
-            f"{len(texts)} values: {join_names(texts)}; {reason}"
+            f"{len(texts)} values: {join_names(texts)}; {todo}"
         )
     for name in kept:
         if kept.count(name) > 1 or not name.strip():

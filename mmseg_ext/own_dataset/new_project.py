@@ -106,7 +106,7 @@ def new_project(
         LabelError: if a file with all annotations cannot be read.
     """
     folder = Path(folder)
-    if _QUOTES.search(str(folder.absolute())):  # mmengine puts it into the config
+    if _QUOTES.search(folder.absolute().as_posix()):  # mmengine puts it into the config
         raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
     # One name is not the sequence of its letters.
     classes = [classes] if isinstance(classes, str) else classes

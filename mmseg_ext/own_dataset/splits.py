@@ -130,11 +130,11 @@ def _groups_of(
     more than `most` images is none.
     """
     pool = [i for i, item in enumerate(items) if item.split in divided]
-    together = [(i, *others) for i, others in copies if rule.keeps_copies]
+    together: list[Sequence[int]] = [(i, *others) for i, others in copies if rule.keeps_copies]
     if rule.group:
         most = len(pool)
         for _, numbers in find_groups([item.name for item in items], rule.group):
-            together.append(tuple(numbers))
+            together.append(numbers)
             splits = {items[i].split for i in numbers}
             if len(splits.difference(divided)) + bool(splits.intersection(divided)) > 1:
                 named = " and ".join(sorted({split or "train" for split in splits}))

@@ -47,7 +47,7 @@ def find_names(
     try:
         named = _name_texts(_read(file), texts)
     except LabelError as error:
-        return {}, [f"{error}, or name the classes with --classes"]
+        return {}, [f"{error}; name the classes with --classes"]
     is_clear = len(set(named.values())) == len(named) <= _LAST
     if not named or not is_clear:
         return {}, [f"{file}: does not fit the values of the masks; name them with --classes"]
