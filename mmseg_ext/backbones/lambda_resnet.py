@@ -111,13 +111,9 @@ class SqueezeExcitation(nn.Module):
         self.fc1 = nn.Conv2d(channels, hidden_channels, 1)
         self.fc2 = nn.Conv2d(hidden_channels, channels, 1)
 
-    def gates(self, x: Tensor) -> Tensor:
-        """Compute the gates (B, C, 1, 1) in (0, 1) of x (B, C, H, W)."""
-        mean = x.mean(dim=(2, 3), keepdim=True)
-        return self.fc2(self.fc1(mean).relu()).sigmoid()
-
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gates(x)
+        mean = x.mean(dim=(2, 3), keepdim=True)
+        return x * self.fc2(self.fc1(mean).relu()).sigmoid()  # gates (B, C, 1, 1)
 
 
 class Bottleneck(nn.Module):

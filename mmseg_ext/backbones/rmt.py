@@ -86,15 +86,6 @@ def _stem(in_channels: int, width: int, norm_cfg: dict) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no activation after the last norm
 
 
-def _downsample(before: int, after: int, norm_cfg: dict) -> nn.Sequential:
-    """Return a 3x3 convolution that maps (B, before, H, W) to (B, after, H / 2, W / 2)."""
-    layers = nn.Sequential()
-    layers.add_module("conv", nn.Conv2d(before, after, 3, 2, 1))
-    # The published recipe excludes parameters with 'norm' in their name from weight decay.
-    layers.add_module("norm", build_norm_layer(norm_cfg, after)[1])
-    return layers
-
-
 class _Classifier(nn.Module):
     """Linear, batch norm, SiLU, mean over positions, linear: (B, C, H, W) to (B, num_classes)."""
 
@@ -174,7 +165,11 @@ class RMT(Backbone):
         self.stem = _stem(in_channels, widths[0], norm_cfg)
         self.downsamples = nn.ModuleList()
         for before, after in pairwise(widths):
-            self.downsamples.append(_downsample(before, after, norm_cfg))
+            layers = nn.Sequential()  # (B, before, H, W) to (B, after, H / 2, W / 2)
+            layers.add_module("conv", nn.Conv2d(before, after, 3, 2, 1))
+            # The published recipe excludes parameters with 'norm' in their name from weight decay.
+            layers.add_module("norm", build_norm_layer(norm_cfg, after)[1])
+            self.downsamples.append(layers)
         rate = settings["drop_path_rate"] if drop_path_rate is None else drop_path_rate
         rates = planned_drop_rates(rate, sum(depths))
         self.stages = nn.ModuleList()

@@ -19,9 +19,10 @@ def parser() -> argparse.ArgumentParser:
 
 @command(parser)
 def main(args: argparse.Namespace) -> None:
-    from mmseg_ext.inference.export import export
+    from mmseg_ext.inference.export import check_target, export
     from mmseg_ext.terminal import plain_warnings
 
+    check_target(args.out, args.shape)  # before the model is built
     model = named_model(args)
     # The exporter prints nothing meanwhile. Measured for 3 M parameters: 51 and 11 seconds.
     usual = "two minutes" if args.dynamic else "half a minute"

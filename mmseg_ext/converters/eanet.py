@@ -44,9 +44,6 @@ def convert_eanet(state_dict: StateDict) -> StateDict:
     """Return the state dict of the segmentor of `configs/ea_r101_voc_45k.py`.
 
     Depth, classes and memory size may differ from the config.
-
-    Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     converted = _with_counters(rename_keys(state_dict, _EANET_RULES))
     memory = entry(converted, "decode_head.external_attention.linear_0.weight")
@@ -75,9 +72,6 @@ def convert_resnet_deep_stem(state_dict: StateDict) -> StateDict:
     """Return the state dict of mmsegmentation's `ResNetV1c` of 50, 101 or 152 layers.
 
     `configs/ea_r101_voc_45k.py` uses 101 layers. The classifier `fc` is dropped.
-
-    Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list.
     """
     converted = _with_counters(rename_keys(state_dict, _RESNET_RULES))
     with torch.device("meta"):

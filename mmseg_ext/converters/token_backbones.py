@@ -29,8 +29,7 @@ def convert_deepvit(state_dict: StateDict, classifier: bool) -> StateDict:
     file has no re-attention.
 
     Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list, and for positions
-            that are not a square grid.
+        ValueError: as all converters, and for positions that are not a square grid.
     """
     converted = _select(state_dict, classifier, "patch_embed")
     mixing = [i for i in blocks_in(converted, "blocks") if f"blocks.{i}.{_MIXING}" in converted]
@@ -54,8 +53,7 @@ def convert_eamlp(state_dict: StateDict, classifier: bool) -> StateDict:
     If the file has a `pos_embed`, it is compared with the sinusoidal table and dropped.
 
     Raises:
-        ValueError: for unmapped and missing keys and other shapes, with a list, and if `pos_embed`
-            is another table.
+        ValueError: as all converters, and if `pos_embed` is another table.
     """
     converted = _select(state_dict, classifier, "tokens_to_token")
     if "pos_embed" in converted:

@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from mmseg_ext.decode_heads.ea_head import conv_module, external_attention_block
 
 
+def default_widths(maps: int) -> list[int]:
+    """Return the widths of the levels over this many maps, from the coarsest one on."""
+    return [128] * (maps - 5) + [128, 64, 48][: maps - 2] + [32]
+
+
 @MODELS.register_module()
 class UNetEAHead(BaseDecodeHead):
     """External attention at the coarsest map, then a U-Net's decoder; logits of each level add up.
@@ -30,8 +35,8 @@ class UNetEAHead(BaseDecodeHead):
     Args:
         in_channels: channels C_i of the maps (B, C_i, H_i, W_i), the finest first.
         channels: width of the finest level.
-        decoder_channels: widths of the coarser levels, from the coarsest on; two less than maps, by
-            default the first of 128, 64, 48.
+        decoder_channels: widths of the coarser levels, from the coarsest on, two less than maps; by
+            default `default_widths`.
         memory_size: number of memory slots S of the attention, whose width is that of the first
             level.
         init_cfg: None is PyTorch's initialization of the classifiers. With mmsegmentation's, of
@@ -55,7 +60,7 @@ class UNetEAHead(BaseDecodeHead):
         **kwargs,
     ):
         count = len(in_channels) - 1
-        widths = [*(decoder_channels or (128, 64, 48)[: count - 1]), channels]
+        widths = [*(decoder_channels or default_widths(count + 1)[:-1]), channels]
         if len(widths) != count:
             raise ValueError(
                 f"decoder_channels={decoder_channels}: {len(in_channels)} maps have {count} "

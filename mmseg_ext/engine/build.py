@@ -48,7 +48,7 @@ from mmseg_ext.engine.own_process_state import OwnProcessStateHook
 from mmseg_ext.engine.rescaling import rescale
 from mmseg_ext.engine.run_checks import check_run
 from mmseg_ext.engine.run_record import RunRecordHook
-from mmseg_ext.engine.test_time_views import swapped_classes, unseen_views
+from mmseg_ext.engine.test_time_views import merging_model, unseen_views
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.reports import RunResultsHook
 from mmseg_ext.terminal import quiet_terminal
@@ -196,11 +196,7 @@ def build_test_runner(
         if "tta_pipeline" not in cfg:
             raise LaunchError("--tta: the config has no tta_pipeline; add it")
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-        tta_model: dict[str, Any] = dict(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"})
-        swapped = swapped_classes(cfg)
-        if swapped and type_name(tta_model) == "StreamingSegTTAModel":
-            tta_model.setdefault("swap_seg_labels", swapped)
-        cfg.model = {**tta_model, "module": cfg.model}
+        cfg.model = {**merging_model(cfg), "module": cfg.model}
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)

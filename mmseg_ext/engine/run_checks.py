@@ -90,7 +90,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
     `reduce_zero_label`. No class should be ignored, and some losses use class weights of any
     number.
     """
-    from mmseg_ext.segmentors.head_errors import heads_of, wrong_class_weights  # needs mmseg
+    from mmseg_ext.segmentors.head_errors import heads_of, wrong_loss  # needs mmseg
 
     model = unwrap_model(runner.model)
     head = getattr(model, "decode_head", None)
@@ -113,7 +113,7 @@ def dataset_warnings(runner: Runner) -> list[str]:
         if head.ignore_index in range(head.num_classes):
             line = f"model.{name}.ignore_index={head.ignore_index}: this class is not trained"
             warnings.append(line)
-        if reason := wrong_class_weights(head):
+        if reason := wrong_loss(head):
             warnings.append(f"model.{name}.{reason}")
     if len(counts) == 1 and len(class_lists) > 1:
         warnings.append("metainfo.classes: the datasets name their classes differently")

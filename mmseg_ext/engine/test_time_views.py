@@ -90,9 +90,14 @@ def unseen_views(cfg: Config) -> str:
     )
 
 
-def swapped_classes(cfg: Config) -> list[tuple[int, int]]:
-    """Return the classes that a flip of training exchanges, such as left and right hands."""
-    for step in _training_transforms(cfg):
-        if type_name(step) == "RandomFlip" and step.get("swap_seg_labels"):
-            return [(one, other) for one, other in step["swap_seg_labels"]]
-    return []
+def merging_model(cfg: Config) -> dict[str, Any]:
+    """Return the settings of the model that merges views, without its `module`.
+
+    They have the classes that a flip of training exchanges, such as left and right hands.
+    """
+    settings = dict(cfg.get("tta_model") or {"type": "StreamingSegTTAModel"})
+    if type_name(settings) == "StreamingSegTTAModel":
+        for step in _training_transforms(cfg):
+            if type_name(step) == "RandomFlip" and step.get("swap_seg_labels"):
+                settings.setdefault("swap_seg_labels", step["swap_seg_labels"])
+    return settings

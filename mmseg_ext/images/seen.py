@@ -33,6 +33,11 @@ def window_spans(length: int, side: int, step: int) -> tuple[Span, ...]:
     return tuple((max(stop - side, 0), stop) for stop in stops)
 
 
+def usual_overlap(side: int) -> int:
+    """Return the pixels that neighboring windows or tiles of a side share if none are given."""
+    return side // 8
+
+
 @dataclass(frozen=True)
 class Seen:
     """How a network sees photos. The attributes are keys of an exported file's metadata.
@@ -129,9 +134,8 @@ class Seen:
         """Return the record for windows of a size (height, width), as of a file of that shape."""
         if self.window == size:
             return self
-        height, width = size
-        # The overlap of `Predictor`'s tiles.
-        return replace(self, window=size, stride=(height - height // 8, width - width // 8))
+        height, width = (side - usual_overlap(side) for side in size)
+        return replace(self, window=size, stride=(height, width))
 
     def windows(self, height: int, width: int) -> list[tuple[slice, slice]]:
         """Return the windows of a network's input, as rows and columns."""

@@ -29,11 +29,12 @@ from mmseg_ext.errors import StackError, UnreadableFileError, join_names, one_li
 from mmseg_ext.images.files import image_files
 from mmseg_ext.images.pictures import shown_bands
 from mmseg_ext.images.seen import Seen, read_metadata, segment
-from mmseg_ext.inference.models import DEFAULT, get_model
+from mmseg_ext.inference.models import DEFAULT
 from mmseg_ext.inference.predictor import Predictor
 from mmseg_ext.inference.scale import undescribed_steps
 from mmseg_ext.segmentors import StripEncoderDecoder
-from mmseg_ext.segmentors.strip_encoder_decoder import labels_of, prediction, predicts_by_resize
+from mmseg_ext.segmentors.score_maps import labels_of
+from mmseg_ext.segmentors.strip_encoder_decoder import prediction, predicts_by_resize
 from mmseg_ext.upstream import converts_channels
 
 OPSET = 18  # torch's exporter writes it without a conversion
@@ -108,31 +109,25 @@ def export(
 
     Raises:
         StackError: if a package or a newer torch is needed.
-        ValueError: for another ending of `out`, or a `shape` below 1, if the model cannot be
-            exported, the exporter fails, or the scores of the file differ by more than 1e-4 of the
-            largest. The file is then not written.
+        ValueError: for another ending of `out`, or a `shape` below 1, as `Predictor`, if the model
+            cannot be exported, the exporter fails, or the scores of the file differ by more than
+            1e-4 of the largest. The file is then not written.
     """
-    if out is not None and Path(out).suffix.lower() != ".onnx":
-        # It may be the checkpoint, whose place on a command line is next to it.
-        raise ValueError(f"{out}: the exported file's name must end in .onnx")
-    if shape is not None and (len(shape) not in (1, 2) or min(shape) < 1):
-        given = " ".join(map(str, shape))
-        raise ValueError(f"--shape {given}: needs a height and a width, each 1 or more")
-    if not isinstance(model, nn.Module):
-        model = get_model(model, weights is None, weights)
-    segmentor: Any = model
-    config, predictor = segmentor.cfg, Predictor(segmentor)
+    check_target(out, shape)
+    predictor = Predictor(model, weights=weights)
+    segmentor, config = predictor.model, predictor.model.cfg
     channels, loader, seen = predictor.channels, predictor.load, predictor.seen
     size = (shape[0], shape[-1]) if shape else _default_size(seen, config, dynamic)
     if not dynamic:
         seen = seen.in_windows(size)
-    path = Path(out or Path(config.filename).stem + ".onnx")
+    source = Path(config.filename or "model.py")  # a config from Python has no file
+    path = Path(out or f"{source.stem}.onnx")
     real = [] if images is None else _real_images(images, loader)
     result = Exported(path, seen, _notes(seen, config, size, dynamic))
     whole = WholeImageSegmentor(segmentor)
     order = "RGB" if channels == 3 else "bands"
     metadata = {
-        "config": Path(config.filename).name,
+        "config": source.name,
         "classes": list(predictor.classes),
         "palette": predictor.palette.tolist(),
         "input": f"{order}, 0 to 255, float32, (B, {channels}, H, W)",
@@ -183,6 +178,16 @@ def export(
                     todo = "change photos before as the test pipeline does"
                 warnings.warn(f"{text}; {todo}", stacklevel=2)
     return result
+
+
+def check_target(out: str | Path | None, shape: Sequence[int] | None) -> None:
+    """Raise a ValueError if no file of these arguments of `export` can be written."""
+    if out is not None and Path(out).suffix.lower() != ".onnx":
+        # It may be the checkpoint, whose place on a command line is next to it.
+        raise ValueError(f"{out}: the exported file's name must end in .onnx")
+    if shape is not None and (len(shape) not in (1, 2) or min(shape) < 1):
+        given = " ".join(map(str, shape))
+        raise ValueError(f"--shape {given}: needs a height and a width, each 1 or more")
 
 
 def _notes(seen: Seen, config: Any, size: tuple[int, int], dynamic: bool) -> list[str]:
@@ -263,7 +268,9 @@ def _compare(
             f"{path}: not written, as its scores for {name} differ from the model's by "
             f"{difference:.1e} of the largest; the limit is {TOLERANCE:g}"
         )
-    same = labels_of(scores, whole.threshold) == labels_of(expected, whole.threshold)
+    if whole.threshold is not None:  # of a probability
+        scores, expected = scores.sigmoid(), expected.sigmoid()
+    same = labels_of(scores, whole.threshold, 1) == labels_of(expected, whole.threshold, 1)
     agreeing = same.double().mean().item()
     return Comparison(name, tuple(images.shape), difference, agreeing)
 

@@ -24,8 +24,15 @@ from mmseg_ext.checkpoint.files import (
 from mmseg_ext.checkpoint.safe_loading import check_finite, fit_first_convolution
 from mmseg_ext.durable.work_dir import checkpoint_folder
 from mmseg_ext.engine.build import build_segmentor
-from mmseg_ext.engine.config import as_list, classes_and_palette, load_config, model_names
+from mmseg_ext.engine.config import (
+    as_list,
+    classes_and_palette,
+    load_config,
+    model_names,
+    type_name,
+)
 from mmseg_ext.errors import CheckpointError, one_line
+from mmseg_ext.inference.scale import tested_dataset
 
 DEFAULT = "ea_lite0_fpn_nuclei_1600"  # of the commands and demo/app.py
 # This project's weights. Those for non-commercial use are in a clone, but not in an installation.
@@ -105,17 +112,18 @@ def get_model(
         warnings.filterwarnings("ignore", message="Default ``avg_non_ignore``")
         model = build_segmentor(config)
     model.terms, meta = {}, None
+    count = getattr(model, "num_classes", None)
+    if getattr(model, "out_channels", None) == 1:
+        count = 2  # labels, whatever the number of classes
     is_changed = bool(overrides or num_classes)  # so other names than the classes' are expected
     if weights is not None:
         meta = _load_weights(model, weights, is_changed or in_channels is not None)
-        count = getattr(model, "num_classes", None)
         if meta and not is_changed and count not in (None, len(meta["classes"])):
             text = f"{weights}: names {len(meta['classes'])} classes, the model has {count}"
             warnings.warn(f"{text}; the names of the config are used", stacklevel=2)
             meta = None
-    meta = meta or classes_and_palette(config.test_dataloader.dataset)
-    count = getattr(model, "num_classes", len(meta["classes"]))
-    if count != len(meta["classes"]):
+    meta = meta or with_background(model, classes_and_palette(tested_dataset(config)))
+    if count not in (None, len(meta["classes"])):
         if not is_changed:
             file, names = config.filename or "config", len(meta["classes"])
             text = f"its dataset names {names} classes, its model has {count}"
@@ -145,7 +153,7 @@ def _set_channels(model: Any, count: int) -> None:
             preprocessor[key] = [sum(values) / len(values)]
         elif values:
             preprocessor[key] = (values * count)[:count]
-    if count != 3 and preprocessor.type == "SegDataPreProcessor":
+    if count != 3 and type_name(preprocessor) == "SegDataPreProcessor":
         preprocessor.type = "BandDataPreProcessor"
 
 
@@ -208,7 +216,22 @@ def _load_weights(model: Any, path: str | Path, partial: bool) -> dict | None:
             f"{path}: does not fit the config: {reason}; use the config it was trained with"
         ) from error
     meta = classes_of(content, path)
-    return _completed(meta["classes"]) if meta and "palette" not in meta else meta
+    if meta and "palette" not in meta:
+        meta = _completed(meta["classes"])
+    return meta and with_background(model, meta)
+
+
+def with_background(model: Any, meta: dict) -> dict:
+    """Return classes and palette, also for label 0 of a single channel if they have only label 1's.
+
+    mmsegmentation's heads predict labels 0 and 1 with `num_classes=1`, too.
+    """
+    if getattr(model, "out_channels", None) != 1 or len(meta["classes"]) != 1:
+        return meta
+    return {
+        "classes": ("background", *meta["classes"]),
+        "palette": [[0, 0, 0], *meta["palette"]],
+    }
 
 
 def _completed(classes: list[str]) -> dict:

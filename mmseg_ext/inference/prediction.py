@@ -41,7 +41,6 @@ from mmseg_ext.inference.objects import (
     NO_OBJECTS,
     SegmentedObject,
     coco_annotation,
-    find_objects,
     geojson,
 )
 from mmseg_ext.inference.predictor import Predictor
@@ -315,17 +314,13 @@ class ResultFiles:
     def __enter__(self) -> "ResultFiles":
         return self
 
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind in (None, KeyboardInterrupt):
-            self.write()
-
     def objects(self, result: Segmentation) -> dict[str, list[SegmentedObject]]:
         """Return the objects of the chosen classes, and count those that are too small."""
         usual = round(_LEAST_PIXELS * max(1, result.reduction) ** 2)
         chosen = self.chosen or [name for name in result.classes if name not in NO_OBJECTS]
         objects = {}
         for name in chosen:
-            found = find_objects(result.labels, result.classes.index(name), name)
+            found = result.objects(name)
             least = max(usual, self.predictor.min_area.get(name, 0))
             if self.min_area is not None:
                 least = self.min_area
@@ -395,8 +390,9 @@ class ResultFiles:
                 }
                 self.annotations.append(annotation | coco_annotation(found, (height, width)))
 
-    def write(self) -> None:
-        """Write `coco.json`, `classes.csv` and `objects.csv`."""
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind not in (None, KeyboardInterrupt):
+            return
         if "coco" in self.formats:
             categories = [{"id": number, "name": name} for name, number in self.numbers.items()]
             content = {

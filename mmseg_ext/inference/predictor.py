@@ -28,14 +28,15 @@ from torch import Tensor, nn
 
 from mmseg_ext.datasets.image_loading import CheckedLoadImage
 from mmseg_ext.engine.amp import bfloat16_autocast
-from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
+from mmseg_ext.engine.config import input_channels, type_name
+from mmseg_ext.engine.test_time_views import merging_model
 from mmseg_ext.errors import UnreadableFileError
 from mmseg_ext.images.pictures import to_picture
-from mmseg_ext.images.seen import window_spans
+from mmseg_ext.images.seen import usual_overlap, window_spans
 from mmseg_ext.images.values import Photo, ValueRange, declared, picture_pixels
 from mmseg_ext.inference.fast_copy import fast_copy
-from mmseg_ext.inference.models import get_model
-from mmseg_ext.inference.scale import read_seen, resized_as
+from mmseg_ext.inference.models import get_model, with_background
+from mmseg_ext.inference.scale import read_seen, resized_as, tested_dataset
 from mmseg_ext.inference.segmentation import Segmentation
 from mmseg_ext.segmentors import StreamingSegTTAModel
 from mmseg_ext.segmentors.mixed_sizes import by_size
@@ -54,7 +55,7 @@ class Predictor:
             `get_model`: a name, the path of a config, or a config. A name without
             `weights` has this project's.
         weights_or_tta: `weights`, as in `Predictor("config.py", "iter_600.pth")`, or `tta`.
-        tta: test-time augmentation by the config's `tta_pipeline`, merged as `tta_model.merge`.
+        tta: test-time augmentation by the config's `tta_pipeline`, merged as by its `tta_model`.
         weights, device: of `get_model`, if `model` is not a segmentor.
         batch_size: images, or tiles, that run together if the pipeline gives them one size.
         scores: add `scores` to the results; with 150 classes they are 300 bytes per pixel.
@@ -113,7 +114,7 @@ class Predictor:
         network: Any = model
         if not isinstance(model, nn.Module):
             network = get_model(model, weights is None, weights, device or "cpu")
-        config, meta = network.cfg, network.dataset_meta
+        config, meta = network.cfg, with_background(network, network.dataset_meta)
         self.classes: tuple[str, ...] = tuple(meta["classes"])
         self.palette = np.array(meta["palette"], dtype=np.uint8)  # (classes, 3), RGB
         if fast:
@@ -121,8 +122,10 @@ class Predictor:
         self.model: Any = network
         self._merge: Any = "probs" if getattr(network, "out_channels", 0) == 1 else "logits"
         if tta:
-            self._merge = (config.get("tta_model") or {}).get("merge", "probs")
-            self.model = StreamingSegTTAModel(network, self._merge)
+            merging = merging_model(config)
+            self._merge = merging.get("merge", "probs")
+            swapped = merging.get("swap_seg_labels", ())
+            self.model = StreamingSegTTAModel(network, self._merge, swap_seg_labels=swapped)
         self.model.eval()
         self._autocast = bfloat16_autocast(next(network.parameters()).device, enabled=amp)
 
@@ -134,7 +137,7 @@ class Predictor:
         # Pixels that an object of a class needs, by the objects of the training labels.
         self.min_area: dict[str, float] = dict(config.get("min_area") or {})
 
-        pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"]
+        pipeline = tested_dataset(config)["pipeline"]
         if tta:
             pipeline = config.get("tta_pipeline")
             if not pipeline:
@@ -298,13 +301,12 @@ class Predictor:
             if note := self.seen.note(height, width, todo, factors):
                 self._is_told = True
                 warnings.warn(f"{data['img_path']}: {note}", stacklevel=3)
-        count = max(2, len(self.classes))  # a foreground has a background
         return Segmentation(
             np.empty(size, np.min_scalar_type(len(self.classes) - 1)),
             self.classes,
             self.palette,
             to_picture(pixels, self._rgb_bands),
-            np.empty((count, *size), np.float16) if self.scores else None,
+            np.empty((len(self.classes), *size), np.float16) if self.scores else None,
             np.empty(size, np.float16) if self.confidence else None,
             1 / factors[0],
         )
@@ -386,7 +388,7 @@ def _checked_sizes(tile: Any, overlap: Any, batch_size: Any) -> tuple[int | None
             raise ValueError(f"{name}={value!r}: must be an integer") from error
     tile, overlap, batch_size = sizes.values()
     if overlap is None:
-        overlap = (tile or 0) // 8
+        overlap = usual_overlap(tile or 0)
     if tile is not None and tile < 1:
         raise ValueError(f"tile={tile}: must be at least 1; for complete images pass no tile")
     if tile is not None and not 0 <= overlap < tile:

@@ -13,7 +13,20 @@ import numpy as np
 from mmseg.registry import TRANSFORMS
 
 from mmseg_ext.engine.config import inner_datasets, input_channels, type_name
+from mmseg_ext.errors import LaunchError
 from mmseg_ext.images.seen import Seen
+
+
+def tested_dataset(config: Any) -> dict:
+    """Return the settings of the dataset that a config tests, with its classes and its pipeline.
+
+    Raises:
+        LaunchError: if there is none.
+    """
+    if not config.get("test_dataloader"):
+        todo = "add one, whose dataset has classes and a pipeline"
+        raise LaunchError(f"{config.filename or 'config'}: has no test_dataloader; {todo}")
+    return next(inner_datasets(config.test_dataloader.dataset))
 
 
 def read_seen(config: Any) -> Seen:
@@ -22,7 +35,7 @@ def read_seen(config: Any) -> Seen:
     If the pipeline also changes sizes in other ways than by one `Resize`, the attributes of the
     result describe only that, and `size` is right for all; see `undescribed_steps`.
     """
-    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
+    pipeline = tested_dataset(config)["pipeline"][1:]  # without the loader
     changing = [step for step in pipeline if _may_change_size(step)]
     resizes = [step for step in changing if type_name(step) == "Resize"]
     given: dict[str, Any] = _resize_settings(resizes[0]) if resizes else {}
@@ -50,9 +63,8 @@ def undescribed_steps(config: Any) -> list[str]:
 
     These are names of transforms, and settings of the data preprocessor.
     """
-    pipeline = next(inner_datasets(config.test_dataloader.dataset))["pipeline"][1:]
     found, is_resized = [], False
-    for step in pipeline:
+    for step in tested_dataset(config)["pipeline"][1:]:
         name = type_name(step)
         if name.endswith("LoadAnnotations") or name.startswith("Pack") or step.get("prob") == 0:
             continue

@@ -55,9 +55,12 @@ class Segmentation:
         Raises:
             ValueError: if the model has no class `name`.
         """
+        return find_objects(self.labels, self._index(name), name, min_area)
+
+    def _index(self, name: str) -> int:
         if name not in self.classes:
-            raise ValueError(f"objects: no class {name!r}; use one of {', '.join(self.classes)}")
-        return find_objects(self.labels, self.classes.index(name), name, min_area)
+            raise ValueError(f"there is no class {name!r}; use one of {', '.join(self.classes)}")
+        return self.classes.index(name)
 
     def overlay(
         self,
@@ -78,15 +81,15 @@ class Segmentation:
             drawn: the classes in color; by default all but background and border.
 
         Raises:
-            ValueError: for an opacity that is not from 0 to 1.
+            ValueError: for an opacity that is not from 0 to 1, and if the model lacks a class.
         """
         if not 0 <= opacity <= 1:
             raise ValueError(f"opacity={opacity}: choose a number from 0 to 1")
         labels = self.labels
         if drawn is None:
             drawn = [name for name in self.classes if name not in NO_OBJECTS]
-        is_drawn = np.array([name in drawn for name in self.classes])
-        colors = outlines = self.palette  # of the inside of objects, and of the lines around them
+        is_drawn = np.zeros(len(self.classes), bool)
+        is_drawn[[self._index(name) for name in drawn]] = True
         line_width = min(_WIDEST_LINE, max(1, round(min(labels.shape) / _LINE)))
         window = np.ones((2 * line_width + 1, 2 * line_width + 1), np.uint8)
         highest, lowest = cv2.dilate(labels, window), cv2.erode(labels, window)
@@ -95,9 +98,10 @@ class Segmentation:
             of_row = labels[row]
             inside = is_drawn[of_row]
             line = inside & ((highest[row] != of_row) | (lowest[row] != of_row))
-            mixed = self.image[row, inside] * (1 - opacity) + colors[of_row[inside]] * opacity
+            colors = self.palette[of_row]
+            mixed = self.image[row, inside] * (1 - opacity) + colors[inside] * opacity
             drawing[row, inside] = mixed + 0.5
-            drawing[row, line] = outlines[of_row[line]]
+            drawing[row, line] = colors[line]
         picture = Image.fromarray(drawing)
         shown = {name: found for name, found in (objects or {}).items() if name in drawn}
         if names:

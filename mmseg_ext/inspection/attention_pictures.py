@@ -29,7 +29,6 @@ from mmseg_ext.layers.lambda_layer import LambdaLayer
 from mmseg_ext.layers.manhattan_attention import ManhattanAttention
 from mmseg_ext.layers.re_attention import ReAttention, SelfAttention
 from mmseg_ext.layers.token_external_attention import MultiHeadExternalAttention
-from mmseg_ext.segmentors.strip_encoder_decoder import labels_of
 
 SLOT_LAYERS = (ExternalAttention2d, JSegEAHead, MultiHeadExternalAttention)
 _TOKEN_LAYERS = (ReAttention, SelfAttention)
@@ -130,10 +129,8 @@ def capture_inputs(
         # Segmentors call methods of their head, not the head, so hooks of JSegEAHead do not run.
         features = model.extract_feat(image)
     inputs: dict[str, Any] = {name: found.get(layer, features) for name, layer in layers.items()}
-    head: Any = model.decode_head
-    if isinstance(head, nn.ModuleList):  # of a cascade
-        head = head[-1]
-    return inputs, labels_of(logits[0], head.threshold)
+    (predicted,) = model.postprocess_result(logits[0][None])
+    return inputs, predicted.pred_sem_seg.data[0]
 
 
 def locate(pixel: Sequence[int], size: Sequence[int], grid: Sequence[int]) -> tuple[int, int]:

@@ -157,13 +157,8 @@ def _validations(val: Split, side: int | None, trained: int) -> int:
 
 def _network_parts(start: Start) -> dict[str, Any]:
     """Return the parts about the network and its weights."""
-    maps, checkpoint = range(len(start.widths)), start.checkpoint
-    parts: dict[str, Any] = dict(backbone=start.backbone, widths=start.widths, neck=start.neck)
-    parts |= dict(ea_channels=start.ea_channels, channels=start.channels)
-    parts |= dict(pyramid="FPN", in_index=list(maps), c1="", levels=len(maps))
-    if start.stem:
-        parts |= dict(pyramid="StemFPN", in_index=[i + 1 for i in maps])
-        parts["c1"] = f" c1_in_channels={start.stem},"
+    parts: dict[str, Any] = dict(backbone=start.backbone, decoder=start.decoder)
+    checkpoint = start.checkpoint
     if start.weights:
         checkpoint = f"{{{{ fileDirname }}}}/{ENCODER}"
     parts["init"] = f'dict(type="Pretrained", checkpoint="{checkpoint}")' if checkpoint else None

@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,13 @@ from mmseg_ext.backbones.backbone import IMAGENET
 from mmseg_ext.backbones.efficientnet_lite import ARCHS, STAGES, EfficientNetLite
 from mmseg_ext.backbones.timm_encoder import TimmEncoder, import_timm
 from mmseg_ext.checkpoint.files import read_checkpoint, terms_of, unwrap_state_dict
+from mmseg_ext.decode_heads.unet_ea_head import default_widths
 from mmseg_ext.errors import join_names, one_line
 from mmseg_ext.inference.models import list_models, pretrained_weights
 
 _STEM = "backbone.layer1.0.conv1.weight"  # of a ResNet-18, (width, width, 3, 3)
+# Of the decoders of new configs: of this version, and of those before 1.2.
+_OURS = {"decode_head.coarse_seg.0.weight", "neck.fpn_convs.0.conv.weight"}
 _ASK = "not in the file; ask its author"  # for the license
 _SIZE = (96, 160)  # of an image that a network must take, besides those of its pretraining
 _SHOWN = 3  # names in a message
@@ -35,7 +38,7 @@ class Start:
     """A network without its classes, and the weights that its training starts from."""
 
     backbone: str  # its type and arguments, as text of the config
-    widths: list[int]  # channels of its maps, from stride 4 on
+    decoder: str  # the lines of its neck and head, without classes and losses
     cfg: dict  # `mean` and `std` of R, G and B from 0 to 255
     about: str  # the weights, in words
     rate: float  # the learning rate
@@ -45,28 +48,72 @@ class Start:
     weights: dict[str, Tensor] | None = None  # the backbone's weights, which the project keeps
     load_from: str | None = None  # a file with weights of the whole model
     terms: str = ""  # the license of `weights` or `load_from`
-    neck: int = 32  # channels of the feature pyramid
-    ea_channels: int = 32  # of the head's external attention
-    channels: int = 32  # of the head's map before the classifier
-    stem: int = 0  # channels of the map of stride 2 that the head uses, if any
 
 
-def efficientnet(arch: str, stem: bool = True, **weights) -> Start:
-    """Return a start with EfficientNet-Lite of this arch; `weights` are arguments of `Start`."""
+def decoder(
+    maps: Sequence[int], stem: bool = False, trained: Mapping[str, Tensor] | None = None
+) -> str:
+    """Return the lines of a config for the neck and the head over an encoder's maps.
+
+    They have the widths of a trained model. One of before version 1.2 has a feature pyramid and an
+    `EAHead`.
+
+    Args:
+        maps: their channels, the finest first.
+        stem: whether the first one is of stride 2.
+        trained: weights of a whole model, if there are any.
+    """
+
+    def width(layer: str, default: int) -> int:
+        weight = (trained or {}).get(f"{layer}.conv.weight")
+        return default if weight is None else len(weight)
+
+    neck = width("neck.fpn_convs.0", 0)
+    if not neck:
+        usual = default_widths(len(maps))
+        widths = [width(f"decode_head.levels.{i}.1", most) for i, most in enumerate(usual)]
+        return f"""\
+    decode_head=dict(
+        type="UNetEAHead", in_channels={[*maps]}, decoder_channels={widths[:-1]},
+        channels={widths[-1]}, memory_size=64,"""
+    pyramid, c1, levels = "FPN", "", [*maps]
+    if stem:
+        pyramid, c1, levels = "StemFPN", f" c1_in_channels={maps[0]},", [*maps[1:]]
+    return f"""\
+    neck=dict(type="{pyramid}", in_channels={levels}, out_channels={neck}, num_outs={len(levels)},
+              norm_cfg=norm_cfg),
+    decode_head=dict(
+        type="EAHead", ea_channels={width("decode_head.conv_in", 32)}, memory_size=64,{c1}
+        in_channels=[{neck}] * {len(levels)}, in_index={[*range(stem, len(maps))]},
+        input_transform="resize_concat", channels={width("decode_head.conv_out", 32)},"""
+
+
+def _has_stem(trained: Mapping[str, Tensor]) -> bool:
+    """Return whether a trained decoder takes an EfficientNet's map of stride 2, the fifth one."""
+    first = trained.get("decode_head.conv_in.conv.weight")
+    last = trained.get("decode_head.conv_out.conv.weight")
+    if first is not None and last is not None:  # of an `EAHead`, whose last layer also takes it
+        return last.shape[1] > len(first)
+    return not trained or "decode_head.levels.3.0.conv.weight" in trained
+
+
+def efficientnet(arch: str, trained: Mapping[str, Tensor] | None = None, **fields) -> Start:
+    """Return a start with EfficientNet-Lite of this arch; `fields` are further ones of `Start`."""
     widths = ARCHS[arch]["widths"]
-    maps = [widths[groups[-1]] for groups in STAGES]
-    cfg = EfficientNetLite.default_cfgs[arch]
+    maps, cfg = [widths[groups[-1]] for groups in STAGES], EfficientNetLite.default_cfgs[arch]
     text = f'type="EfficientNetLite", arch="{arch}"'
-    if not stem:
-        return Start(text, maps, cfg, **weights)
+    if not _has_stem(trained or {}):
+        return Start(text, decoder(maps, trained=trained), cfg, **fields)
     # Eight iterations take the time of twelve without the stem's map.
-    return Start(f"{text}, stem_map=True", maps, cfg, stem=widths[0], steps=8, **weights)
+    lines = decoder([widths[0], *maps], True, trained)
+    return Start(f"{text}, stem_map=True", lines, cfg, steps=8, **fields)
 
 
-def resnet18(width: int, **weights) -> Start:
-    """Return a start with a ResNet-18 of this base width; `weights` are arguments of `Start`."""
+def resnet18(width: int, trained: Mapping[str, Tensor] | None = None, **fields) -> Start:
+    """Return a start with a ResNet-18 of this base width; `fields` are further ones of `Start`."""
     text = f'type="ResNetV1c", depth=18, base_channels={width}, stem_channels={width}'
-    return Start(text, [width * 2**stage for stage in range(4)], IMAGENET, **weights)
+    maps = [width * 2**stage for stage in range(4)]
+    return Start(text, decoder(maps, trained=trained), IMAGENET, **fields)
 
 
 STARTS = {
@@ -109,40 +156,27 @@ def starting_weights(start: str, encoder: str | None = None) -> Start:
     file = Path(start) if Path(start).is_file() else pretrained_weights(start)
     content = read_checkpoint(file)
     weights = unwrap_state_dict(content, str(file))
-    trained = _trained_model(file, content, weights)
-    if _STEM in weights and "neck" in trained:
-        return resnet18(len(weights[_STEM]), rate=5e-4, **trained)
-    of_backbone = {name.removeprefix("backbone."): value for name, value in weights.items()}
-    arch = EfficientNetLite.named_arch(of_backbone)
-    if arch is not None and "neck" in trained:
-        # With the stem's map the head's last convolution takes more than its first one returns.
-        first = weights.get("decode_head.conv_in.conv.weight")
-        last = weights.get("decode_head.conv_out.conv.weight")
-        stem = first is not None and last is not None and last.shape[1] > len(first)
-        return efficientnet(arch, stem, rate=5e-4, **trained)
+    if not _OURS.isdisjoint(weights):
+        fields = _of_file(file, content)
+        if _STEM in weights:
+            return resnet18(len(weights[_STEM]), weights, rate=5e-4, **fields)
+        of_backbone = {name.removeprefix("backbone."): value for name, value in weights.items()}
+        if arch := EfficientNetLite.named_arch(of_backbone):
+            return efficientnet(arch, weights, rate=5e-4, **fields)
     todo = "set load_from in a config with the model of the file"
     if any(name.startswith(("backbone.model.", "model.")) for name in weights):
         todo = "for a model with an encoder of timm add --encoder NAME"
     raise ValueError(
-        f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with FPN, the models of "
-        f"new configs; {todo}"
+        f"--from {start}: is neither an EfficientNet-Lite nor a ResNet-18 with a decoder of new "
+        f"configs; {todo}"
     )
 
 
-def _trained_model(file: Path, content: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the arguments of `Start` for a file with weights of a whole model.
-
-    They have the widths of the neck and of an `EAHead`, if the file has them.
-    """
+def _of_file(file: Path, content: Any) -> dict[str, Any]:
+    """Return the fields of `Start` for a file with weights of a whole model."""
     terms = terms_of(content).get("license", _ASK)
-    found: dict[str, Any] = {"about": f"{file}; license of the weights: {terms}", "terms": terms}
-    found["load_from"] = str(file.resolve())
-    layers = {"neck": "neck.fpn_convs.0", "ea_channels": "decode_head.conv_in"}
-    for key, layer in {**layers, "channels": "decode_head.conv_out"}.items():
-        weight = weights.get(f"{layer}.conv.weight")
-        if weight is not None:
-            found[key] = len(weight)
-    return found
+    about = f"{file}; license of the weights: {terms}"
+    return dict(about=about, terms=terms, load_from=str(file.resolve()))
 
 
 def _timm_start(name: str, start: str) -> Start:
@@ -186,7 +220,8 @@ def _timm_start(name: str, start: str) -> Start:
             given = {key: weights[key] for key in weights if key.startswith("backbone.")}
             own = {f"backbone.{key}": value for key, value in encoder.state_dict().items()}
             _compare(f"{flag} --from {start}", own, given, set())
-            return replace(made, **_trained_model(Path(start), content, weights))
+            lines = decoder(encoder.channels, encoder.strides[0] == 2, weights)
+            return replace(made, decoder=lines, **_of_file(Path(start), content))
         full = timm.create_model(name)
         # What timm itself applies to its files, by this name in each of its modules. It fails for
         # files of other models, which `_compare` describes.
@@ -293,9 +328,8 @@ def _timm_network(name: str, cfg: Any) -> tuple[Start, TimmEncoder]:
     mean, std = (cfg.mean, cfg.std) if cfg else ([0.5] * 3, [0.5] * 3)
     scale = dict(mean=[round(255 * value, 3) for value in mean])
     scale["std"] = [round(255 * value, 3) for value in std]
-    stem = encoder.channels[0] if encoder.strides[0] == 2 else 0
-    widths = encoder.channels[bool(stem) :]
-    made = Start(text, widths, scale, "", rate, backbone_rate, steps=8, stem=stem)
+    lines = decoder(encoder.channels)
+    made = Start(text, lines, scale, "", rate, backbone_rate, steps=8)
     return made, encoder
 
 

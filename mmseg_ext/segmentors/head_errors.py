@@ -15,17 +15,19 @@ from typing import Any
 import torch
 from mmseg.models.decode_heads import DAHead
 from mmseg.models.decode_heads.decode_head import BaseDecodeHead
+from mmseg.models.losses import cross_entropy
 from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError, RunError, format_error, labels_outside
 
 _SIZE = 8  # height and width of the maps
-# Of BaseDecodeHead; some heads inherit from it without calling its constructor.
+# Of BaseDecodeHead; some heads inherit from it without calling its constructor, and have no loss,
+# or one of depths.
 _OF_HEADS = ("ignore_index", "loss_decode", "num_classes", "out_channels")
 
 
 def heads_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the modules that are decode heads, with their names."""
+    """Yield the decode heads that have a loss of labels, with their names."""
     for name, module in model.named_modules():
         if all(hasattr(module, attribute) for attribute in _OF_HEADS):
             yield name, module
@@ -49,7 +51,7 @@ def explain_loss_error(
     if "gt_sem_seg" not in data_samples[0]:
         pipeline = "train_dataloader.dataset.pipeline"
         raise LaunchError(f"{pipeline} has no type='LoadAnnotations'; add it") from error
-    reason = _of_features(head, inputs) or wrong_class_weights(head)
+    reason = _of_features(head, inputs) or wrong_loss(head)
     if reason is not None:
         raise LaunchError(f"{key}.{reason}") from error
     values = set()
@@ -99,9 +101,12 @@ def losses_by_key(head: Any) -> dict[str, Any]:
     return {f"loss_decode.{i}": loss for i, loss in enumerate(losses)}
 
 
-def wrong_class_weights(head: Any) -> str | None:
-    """Return the key in the head's config of class weights that do not fit, and why they do not."""
+def wrong_loss(head: Any) -> str | None:
+    """Return the key in the head's config of a loss that does not fit it, and why it does not."""
     for loss in losses_by_key(head).values():
+        if head.out_channels == 1 and getattr(loss, "cls_criterion", None) is cross_entropy:
+            todo = "set use_sigmoid=True"
+            return f"loss_decode.use_sigmoid=False: the softmax of one channel is always 1; {todo}"
         weights = getattr(loss, "class_weight", None)
         number = head.num_classes
         if isinstance(weights, list | tuple) and len(weights) not in (number, head.out_channels):
@@ -140,10 +145,7 @@ def explain_training_error(model: nn.Module, error: Exception) -> Exception | No
 
 def losses_of_ignored_pixels(model: nn.Module) -> Iterator[str]:
     """Yield a warning for each loss of a decode head that trains ignored pixels."""
-    for name, head in model.named_modules():
-        # Heads that do not call BaseDecodeHead's __init__ may have no loss.
-        if not isinstance(head, BaseDecodeHead) or getattr(head, "loss_decode", None) is None:
-            continue
+    for name, head in heads_of(model):
         for loss in losses_by_key(head).values():
             if _trains_ignored_pixels(head, loss):
                 yield (

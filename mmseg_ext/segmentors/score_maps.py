@@ -36,6 +36,17 @@ STRIP_BYTES_GPU = 256 * 2**20
 Merge = Literal["probs", "logits"]
 
 
+def labels_of(scores: Tensor, threshold: float | None, dim: int) -> Tensor:
+    """Return the labels for the merged scores of an image, as mmsegmentation's `pred_sem_seg`.
+
+    `dim` has the classes, and is removed. The scores of a single channel are probabilities, and a
+    pixel has class 1 if its own is above `threshold`, the decode head's.
+    """
+    if scores.shape[dim] > 1:
+        return scores.argmax(dim)
+    return (scores > threshold).to(scores).squeeze(dim)
+
+
 class AxisMap:
     """The linear map (size, low) from the low-resolution positions of one axis to its pixels.
 
@@ -245,10 +256,7 @@ class DeferredLogits(PixelData):
             yield top, strip
 
     def labels_and_scores(self, threshold: float | None, keep_scores: bool) -> dict[str, Tensor]:
-        """Return `pred_sem_seg` (1, H, W), and with `keep_scores` also `seg_logits` (C, H, W).
-
-        `threshold` applies to the mean probability of a single channel, as in mmseg's heads.
-        """
+        """Return `pred_sem_seg` (1, H, W), and with `keep_scores` also `seg_logits` (C, H, W)."""
         like = self.views[0]
         height, width, channels = like.shape
         found = {"pred_sem_seg": like.new_empty(1, height, width)}
@@ -258,12 +266,7 @@ class DeferredLogits(PixelData):
             found["seg_logits"] = like.new_empty(channels, height, width)
         for top, scores in self.strips():
             rows = slice(top, top + len(scores))
-            labels = found["pred_sem_seg"][0, rows]
-            if channels > 1:
-                torch.argmax(scores, dim=2, out=labels)
-            else:
-                assert threshold is not None
-                labels.copy_(scores[:, :, 0] > threshold)
+            found["pred_sem_seg"][0, rows] = labels_of(scores, threshold, 2)
             if keep_scores:
                 found["seg_logits"][:, rows] = scores.permute(2, 0, 1)
         return found

@@ -25,7 +25,7 @@ from mmseg.structures import SegDataSample
 
 from mmseg_ext.layers.precision import full_precision
 from mmseg_ext.segmentors.mixed_sizes import by_size
-from mmseg_ext.segmentors.score_maps import Merge
+from mmseg_ext.segmentors.score_maps import Merge, labels_of
 from mmseg_ext.segmentors.strip_encoder_decoder import StripEncoderDecoder
 
 
@@ -42,8 +42,8 @@ class StreamingSegTTAModel(BaseTTAModel):
     their logits.
 
     Raises:
-        ValueError: for another `merge`, or for `merge='logits'` with a segmentor of one output
-            channel, which returns probabilities.
+        ValueError: for another `merge`, for `merge='logits'` with a segmentor of one output
+            channel, which returns probabilities, and for pairs of channels that it does not have.
     """
 
     module: Any
@@ -62,8 +62,13 @@ class StreamingSegTTAModel(BaseTTAModel):
         if merge == "logits" and self.module.out_channels == 1:
             raise ValueError("merge='logits': the segmentor has one output channel; use 'probs'")
         self.merge = merge
-        self._order = list(range(self.module.out_channels))  # of the classes in a flipped view
+        count = self.module.out_channels
+        self._order = list(range(count))  # of the classes in a flipped view
         for one, other in swap_seg_labels:
+            if not (0 <= one < count and 0 <= other < count):
+                text = f"swap_seg_labels={list(swap_seg_labels)}: the segmentor has {count} output"
+                todo = "set tta_model.swap_seg_labels=[], or leave the flips out of tta_pipeline"
+                raise ValueError(f"{text} channels; {todo}")
             self._order[one], self._order[other] = other, one
 
     @torch.no_grad()
@@ -96,29 +101,23 @@ class StreamingSegTTAModel(BaseTTAModel):
         return samples
 
     def merge_preds(self, data_samples_list: list[Sequence[SegDataSample]]) -> list[SegDataSample]:
-        """Merge existing predictions: a list over images of lists over views."""
-        return [self._merged(views) for views in data_samples_list]
-
-    def _merged(self, views: Sequence[SegDataSample]) -> SegDataSample:
-        """Return the first view's sample with the merged scores, and their labels."""
-        softmax = self.merge == "probs" and self.module.out_channels > 1
-        total: Any = 0
-        for view in views:
-            logits: Any = view.seg_logits
-            scores = logits.data.to(full_precision(logits.data.dtype))  # C, H, W
-            if view.metainfo.get("flip"):
-                scores = scores[self._order]
-            if softmax:
-                scores = scores.softmax(dim=0)
-            total = total + scores
-        if self.merge == "probs":
-            total /= len(views)
-        if self.module.out_channels == 1:
-            labels = (total > self.module.decode_head.threshold).to(total)  # 1, H, W
-        else:
-            labels = total.argmax(dim=0, keepdim=True)  # 1, H, W
-        sample = views[0]
-        for name, data in (("seg_logits", total), ("pred_sem_seg", labels)):
-            sample.pop(name, None)
-            sample.set_data({name: PixelData(data=data)})
-        return sample
+        """Merge a list over images of lists over views; return the first views' samples."""
+        has_one = self.module.out_channels == 1  # probabilities already
+        threshold = self.module.decode_head.threshold if has_one else None
+        for views in data_samples_list:
+            total: Any = 0
+            for view in views:
+                logits: Any = view.seg_logits
+                scores = logits.data.to(full_precision(logits.data.dtype))  # C, H, W
+                if view.metainfo.get("flip"):
+                    scores = scores[self._order]
+                if self.merge == "probs" and not has_one:
+                    scores = scores.softmax(dim=0)
+                total = total + scores
+            if self.merge == "probs":
+                total /= len(views)
+            labels = labels_of(total, threshold, 0)[None]  # 1, H, W
+            for name, data in (("seg_logits", total), ("pred_sem_seg", labels)):
+                views[0].pop(name, None)
+                views[0].set_data({name: PixelData(data=data)})
+        return [views[0] for views in data_samples_list]

@@ -74,16 +74,6 @@ def prediction(head: Any, outputs: Any) -> Tensor:
     return outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
-def labels_of(scores: Tensor, threshold: float | None) -> Tensor:
-    """Return the labels (..., H, W) that `predict` sets for logits (..., C, H, W).
-
-    `threshold` is the head's, of the probability of class 1, for a single channel.
-    """
-    if threshold is None or scores.shape[-3] > 1:
-        return scores.argmax(-3)
-    return (scores.squeeze(-3).sigmoid() > threshold).long()
-
-
 def _is_known(head: nn.Module, *methods: str) -> bool:
     """Return whether the methods are in `_KNOWN` or declared, and not set on the instance.
 
@@ -249,11 +239,9 @@ class StripEncoderDecoder(EncoderDecoder):
     def set_prediction(self, sample: SegDataSample, views: list[ScoreMap], merge: Merge) -> None:
         """Set the labels of the merged views on `sample`, and the scores or how to compute them."""
         keep = (self.test_cfg or {}).get("keep_logits", False)
-        # Heads that do not call BaseDecodeHead's __init__ have no threshold.
-        threshold = None
-        if self.out_channels == 1:
-            threshold = self.decode_head.threshold
         logits = DeferredLogits(views, merge)
+        # Heads that do not call BaseDecodeHead's __init__ have no threshold.
+        threshold = getattr(self.decode_head, "threshold", None)
         fields = logits.labels_and_scores(threshold, keep)
         if "seg_logits" in sample:  # from an earlier prediction
             del sample.seg_logits

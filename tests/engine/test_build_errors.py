@@ -22,6 +22,7 @@ from tests.messages import check_message, lines_with, raises_message
 
 WEIGHTED = {"type": "CrossEntropyLoss", "class_weight": [1.0] * 7}
 FOCAL = {"type": "FocalLoss"}
+LOSS = "model.decode_head.loss_decode"
 LOSSES = [{"type": "CrossEntropyLoss"}, {"type": "BoundaryLoss"}]
 AUXILIARY = dict(type="FCNHead", in_channels=7, in_index=0, channels=4, num_classes=3, num_convs=1)
 DANET = AUXILIARY | {"_delete_": True, "type": "DANetEAHead", "in_channels": 64}
@@ -69,6 +70,7 @@ WRONG: list[tuple] = [
     ("model.decode_head.in_channels", 7),
     ("model.decode_head.in_index", 9),
     ("model.decode_head.num_classes", 2),
+    ("model.decode_head.out_channels", 1, f"{LOSS}.use_sigmoid=False: ", "use_sigmoid=True"),
     ("model.decode_head.loss_decode", WEIGHTED, "{key}.class_weight: ", 7, 3),
     ("model.decode_head.loss_decode", FOCAL, "{key}.type='FocalLoss': ", 3),
     ("model.decode_head.loss_decode", LOSSES, "{key}.1.type='BoundaryLoss': ", 3),

@@ -3,7 +3,7 @@
 import pytest
 from mmengine.config import Config
 
-from mmseg_ext.engine.test_time_views import swapped_classes, unseen_views
+from mmseg_ext.engine.test_time_views import merging_model, unseen_views
 from tests.configs import EXPERIMENTS, load
 
 
@@ -73,6 +73,9 @@ def test_classes_that_a_flip_exchanges():
     """Also in a dataset inside another one; a config for testing only has none."""
     hands = [flip(0.5, swap_seg_labels=[(1, 2)])]
     wrapped = config(hands, [], lambda dataset: {"type": "RepeatDataset", "dataset": dataset})
-    assert swapped_classes(wrapped) == [(1, 2)]
-    assert swapped_classes(config([flip(0.5)], [])) == []
-    assert swapped_classes(Config({})) == [] and unseen_views(Config({})) == ""
+    assert merging_model(wrapped)["swap_seg_labels"] == [(1, 2)]
+    wrapped.tta_model = {"type": "SegTTAModel"}  # which does not take them
+    assert merging_model(wrapped) == {"type": "SegTTAModel"}
+    plain = {"type": "StreamingSegTTAModel"}
+    assert merging_model(config([flip(0.5)], [])) == merging_model(Config({})) == plain
+    assert unseen_views(Config({})) == ""

@@ -62,7 +62,8 @@ def test_overrides_keep_the_tensors_that_fit():
 @pytest.mark.parametrize("channels", [1, 2, 4, 6])
 def test_weights_fit_other_numbers_of_channels(channels):
     """tests/checkpoint/test_safe_loading.py has the numbers."""
-    model = mmseg_ext.get_model(DEFAULT, pretrained=True, in_channels=channels)
+    own = {"data_preprocessor": {"type": "mmseg.SegDataPreProcessor"}} if channels == 4 else {}
+    model = mmseg_ext.get_model(DEFAULT, pretrained=True, in_channels=channels, **own)
     full = mmseg_ext.get_model(DEFAULT, pretrained=True)
     photo = np.random.RandomState(0).randint(0, 256, (48, 64, 3), dtype=np.uint8)
     labels = mmseg_ext.Predictor(full)(photo).labels
@@ -81,6 +82,13 @@ def test_counts_below_one_are_refused(counts):
     ((key, count),) = counts.items()
     with raises_message(ValueError, where=f"get_model: {key}={count}", todo=1):
         mmseg_ext.get_model(DEFAULT, **counts)
+
+
+def test_a_config_that_tests_nothing_is_named():
+    config = Config.fromfile(SHAPES)
+    config.test_dataloader = None
+    with raises_message(LaunchError, "test_dataloader", where=config.filename, todo="classes"):
+        mmseg_ext.get_model(config, device="meta")
 
 
 def test_a_checkpoint_in_the_place_of_a_config_is_named(tmp_path):

@@ -49,6 +49,8 @@ def test_objects_of_a_class(drawn):
     assert drawn.objects("ring", min_area=9) == []
     with pytest.raises(ValueError, match=r"'disk'.*ring"):
         drawn.objects("disk")
+    with pytest.raises(ValueError, match=r"'disk'.*ring"):
+        drawn.overlay(drawn=["ring", "disk"])
 
 
 @pytest.mark.parametrize("density", [0.3, 0.6, 0.8, 0.95])

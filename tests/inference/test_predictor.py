@@ -267,35 +267,49 @@ def test_lists_are_read_by_a_thread_during_predictions(model, images, monkeypatc
     assert seen == [2] and threading.active_count() == before
 
 
-@pytest.mark.parametrize("channels", [None, 1], ids=["classes", "foreground"])
+@pytest.mark.parametrize("classes", [None, 2, 1], ids=["classes", "foreground", "one class"])
 @pytest.mark.parametrize("kind", ["StripEncoderDecoder", "EncoderDecoder"])
-def test_scores_are_probabilities(kind, channels, tmp_path, monkeypatch):
+def test_scores_are_probabilities(kind, classes, tmp_path, monkeypatch):
+    """A foreground has a background, also where only the first has a name."""
     monkeypatch.setattr("mmseg_ext.segmentors.score_maps.STRIP_BYTES", 10_000)
-    heads = {} if channels is None else dict(num_classes=2, out_channels=1, threshold=0.5)
+    heads = {} if classes is None else dict(num_classes=classes, out_channels=1, threshold=0.5)
     torch.manual_seed(0)
     model = randomise(mmseg_ext.get_model(CONFIG, type=kind, decode_head=heads)).eval()
+    if classes == 1:
+        assert len(model.dataset_meta["classes"]) == 2
+        model.dataset_meta = dict(classes=["cell"], palette=[[255, 0, 0]])  # as of `init_model`
     result = mmseg_ext.Predictor(model, scores=True, confidence=True)(RGB)
     plain = mmseg_ext.Predictor(model)(RGB)
+    if classes == 1:
+        assert result.classes == ("background", "cell")
+        assert sum(cell.area for cell in plain.objects("cell")) == plain.labels.sum() > 0
+        assert plain.overlay().size == (56, 40)
     assert plain.scores is None is plain.confidence
     logits = inference_model(model, RGB[..., ::-1]).seg_logits.data
-    expected = torch.cat([1 - logits, logits]) if channels else logits.softmax(0)
+    expected = torch.cat([1 - logits, logits]) if classes else logits.softmax(0)
     assert result.scores.dtype == result.confidence.dtype == np.float16
-    assert result.scores.shape == (len(model.dataset_meta["classes"]), 40, 56)
+    assert result.scores.shape == (len(result.classes), 40, 56)
     assert np.abs(result.scores - expected.numpy()).max() < 1e-3 and expected.std() > 0.01
     assert (result.confidence == result.scores.max(0)).all()
     assert (result.labels == result.scores.argmax(0)).mean() > 0.98
 
 
-def test_test_time_augmentation_merges_as_the_config(model):
+def test_test_time_augmentation_merges_as_the_config(model, monkeypatch):
+    """Also where a flip of training exchanges classes."""
     single, found = mmseg_ext.Predictor(model)(RGB), []
-    for merge in ("probs", "logits"):
+    monkeypatch.setattr(model, "cfg", copy.deepcopy(model.cfg))
+    flip = dict(type="RandomFlip", prob=0.5, swap_seg_labels=[(0, 1)])
+    for merge, steps in (("probs", []), ("logits", []), ("probs", [flip])):
         model.cfg.tta_model = dict(type="StreamingSegTTAModel", merge=merge)
+        model.cfg.train_dataloader.dataset.pipeline += steps
         result = mmseg_ext.Predictor(model, tta=True, scores=True)(RGB)
         assert (result.labels == result.scores.argmax(0)).mean() > 0.98
         assert np.abs(result.scores.sum(0, dtype=np.float32) - 1).max() < 0.01
         assert (result.labels != single.labels).any()
         found.append(result.scores)
     assert np.abs(found[0] - found[1]).max() > 0.01
+    differs = np.abs(found[0] - found[2]).max((1, 2)) > 0.01  # by class
+    assert differs[:2].all() and not differs[2:].any()
 
 
 def test_tiles_fill_the_image_up_to_the_middle_of_their_overlap(model):

@@ -1965,9 +1965,11 @@ LITE, RESNET = "EfficientNetLite", "ResNetV1c"
 @pytest.mark.parametrize(
     ("start", "kind", "widths", "checkpoint", "loaded", "rate", "license"),
     [
-        ("imagenet", LITE, [24, 40, 112, 320], LITE0, None, 2e-3, "Apache-2.0"),
+        ("imagenet", LITE, [16, 24, 40, 112, 320], LITE0, None, 2e-3, "Apache-2.0"),
         ("scratch", RESNET, [32, 64, 128, 256], None, None, 2e-3, "random"),
         ("resnet18", RESNET, [64, 128, 256, 512], R18, None, 5e-4, "Apache-2.0"),
+        ("unet.pth", LITE, [16, 24, 48, 120, 352], None, "unet.pth", 5e-4, "CC0"),
+        ("small.pth", LITE, [24, 48, 120, 352], None, "small.pth", 5e-4, "CC0"),
         ("ea_r18_fpn_nuclei_4k", RESNET, [32, 64, 128, 256], None, "nuclei_4k", 5e-4, "Apache"),
         ("resnet.pth", RESNET, [16, 32, 64, 128], None, "resnet.pth", 5e-4, "ask its author"),
         ("lite.pth", LITE, [24, 48, 120, 352], None, "lite.pth", 5e-4, "CC0"),
@@ -1977,13 +1979,19 @@ LITE, RESNET = "EfficientNetLite", "ResNetV1c"
 def test_weights_to_start_from(
     start, kind, widths, checkpoint, loaded, rate, license, tmp_path, capsys, monkeypatch
 ):
-    """The backbone, its width, the width of the neck and the stem's map become the config's."""
+    """The backbone and the widths of all parts become the config's, of earlier versions too."""
     monkeypatch.chdir(tmp_path)
     neck = {"neck.fpn_convs.0.conv.weight": torch.zeros(24, 24, 3, 3)}
     resnet = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
     lite = EfficientNetLite(arch="2").state_dict()
     lite = {f"backbone.{name}": value for name, value in lite.items()}
     torch.save(dict(state_dict=resnet | neck), "resnet.pth")
+    unet = {"decode_head.coarse_seg.0.weight": torch.zeros(2, 96, 1, 1)}
+    for i, width in enumerate((96, 56, 40, 24)):
+        name = "unet.pth" if i == 3 else "small.pth"
+        unet[f"decode_head.levels.{i}.0.conv.weight"] = torch.zeros(width, 9, 3, 3)
+        unet[f"decode_head.levels.{i}.1.conv.weight"] = torch.zeros(width, width, 3, 3)
+        torch.save(dict(state_dict=lite | unet, meta={"license": "CC0"}), name)
     lite |= {"decode_head.conv_in.conv.weight": torch.zeros(96, 96, 1, 1)}
     lite |= {"decode_head.conv_out.conv.weight": torch.zeros(64, 96, 1, 1)}
     torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "lite.pth")
@@ -1991,16 +1999,23 @@ def test_weights_to_start_from(
     torch.save(dict(state_dict=lite | neck, meta={"license": "CC0"}), "stem.pth")
     assert run(tmp_path, *write_sources(tmp_path, 3), "--from", start) == 0
     config = Config.fromfile("project/config.py")
-    backbone = MODELS.build(config.model.backbone)
-    assert type(backbone).__name__ == kind and config.model.neck.in_channels == widths
-    assert config.model.neck.out_channels == (24 if "pth" in start else 32)
-    head = config.model.decode_head
-    published, lite_file = "nuclei" in start, start in ("lite.pth", "stem.pth")
-    assert head.ea_channels == (64 if published else 96 if lite_file else 32)
-    assert head.channels == (64 if published or lite_file else 32)
-    has_stem = start in ("imagenet", "stem.pth")
-    assert config.model.decode_head.get("c1_in_channels", 0) == 16 * has_stem
+    backbone, head = MODELS.build(config.model.backbone), config.model.decode_head
+    assert type(backbone).__name__ == kind
+    has_stem = start in ("imagenet", "unet.pth", "stem.pth")
     assert config.model.backbone.get("stem_map", False) == has_stem
+    if "neck" in config.model:
+        assert config.model.neck.in_channels == widths
+        published = "nuclei" in start
+        assert config.model.neck.out_channels == (32 if published else 24)
+        lite_file = start in ("lite.pth", "stem.pth")
+        assert head.ea_channels == (64 if published else 96 if lite_file else 32)
+        assert head.channels == (64 if published or lite_file else 32)
+        assert head.get("c1_in_channels", 0) == 16 * has_stem
+    else:
+        assert head.in_channels == widths
+        trained = {"unet.pth": [96, 56, 40, 24], "small.pth": [96, 56, 40]}
+        expected = [128, 64, 48][: len(widths) - 2] + [32]
+        assert [*head.decoder_channels, head.channels] == trained.get(start, expected)
     assert (config.model.backbone.init_cfg or {}).get("checkpoint") == checkpoint
     assert (loaded or "None") in str(config.load_from)
     assert config.optim_wrapper.optimizer.lr == rate
@@ -2028,7 +2043,7 @@ def test_weights_of_other_models_are_refused(tmp_path, capsys):
     weights = {"backbone.layer1.0.conv1.weight": torch.zeros(16, 16, 3, 3)}
     torch.save(dict(state_dict=weights), tmp_path / "other.pth")
     assert run(tmp_path, "--from", str(tmp_path / "other.pth")) == 1
-    assert "is neither an EfficientNet-Lite nor a ResNet-18 with FPN" in capsys.readouterr().err
+    assert "is neither an EfficientNet-Lite nor a ResNet-18" in capsys.readouterr().err
 
 
 def test_fine_tuning_from_the_nuclei(tmp_path):

@@ -223,6 +223,10 @@ def with_gaps():
     return StripEncoderDecoder(dict(type="ResNetV1c", depth=18), head, test_cfg=test_cfg)
 
 
+def exchanging(model, *pairs):
+    return StreamingSegTTAModel(model, swap_seg_labels=pairs)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -231,6 +235,9 @@ def with_gaps():
         (with_gaps, r"stride=\(40, 40\)"),
         (lambda: StreamingSegTTAModel(strips(), "mean"), "merge='mean'"),
         (lambda: StreamingSegTTAModel(strips(**ONE_CHANNEL), "logits"), "merge='logits'"),
+        (lambda: exchanging(strips(), (0, 5)), r"swap_seg_labels=\[\(0, 5\)\]: .* 5 output"),
+        (lambda: exchanging(strips(), (-1, 2)), r"swap_seg_labels=\[\(-1, 2\)\]: .* 5 output"),
+        (lambda: exchanging(strips(**ONE_CHANNEL), (0, 1)), "swap_seg_labels=.* 1 output"),
     ],
 )
 def test_settings_that_cannot_work_are_named(build, message):
