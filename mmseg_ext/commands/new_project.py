@@ -16,7 +16,6 @@ _QUOTES = "put a pattern in quotes, as 'DIR/*.png'"  # else the shell replaces i
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; its error has the reason of too many paths, a pattern without quotes."""
     parser = command_parser(
         __doc__,
         """\

@@ -77,15 +77,11 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        found += [Path(root, name) for name in filter(_is_shown, names)]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
         # Links come last, because they can lead to one of the folders.
         folders.sort(key=lambda name: (os.path.islink(os.path.join(root, name)), name))
-        folders[:] = filter(_is_shown, folders)
+        folders[:] = [name for name in folders if not name.startswith(".")]
     return sorted(filter(Path.is_file, found))
-
-
-def _is_shown(name: str) -> bool:
-    return not name.startswith(".")
 
 
 def comparable(text: str) -> str:
