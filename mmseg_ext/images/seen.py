@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 Run = Callable[[np.ndarray], np.ndarray]  # images (1, C, H, W) to scores (1, classes, H, W)
+Span = tuple[int, int]  # start, stop
 # Factors that differ more are another scale than training, which varies sizes by 1.25 itself.
 MOST = 1.5
 
 
-def window_spans(length: int, side: int, step: int) -> tuple[tuple[int, int], ...]:
+def window_spans(length: int, side: int, step: int) -> tuple[Span, ...]:
     """Return (start, stop) of the windows of one axis, as mmsegmentation cuts them.
 
     The last window is shifted to the end of the axis.
