@@ -114,7 +114,7 @@ def main() -> int:
             values = pixels.fit(metadata["channels"], value_range)  # (H, W, C)
             if note := pixels.note(value_range):
                 print(f"warning: {path}: {note}", file=sys.stderr)
-            note = seen.seen_by(metadata).note(*values.shape[:2], "use --training-scale")
+            note = seen.Seen.from_metadata(metadata).note(*values.shape[:2], "use --training-scale")
             if note and not args.training_scale:
                 print(f"warning: {path}: {note}", file=sys.stderr)
             labels = segment(run, metadata, values, args.training_scale)

@@ -7,10 +7,12 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from mmseg_ext.commands import command, command_parser
 
 _SHOWN, _MASKS_SHOWN = 5, 3  # lines of files that are left out, and of notes; masks of a photo
+_QUOTES = "put a pattern in quotes, as 'DIR/*.png'"  # else the shell replaces it by the paths
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,6 +31,13 @@ scenes; non-commercial use only, which then also holds for your model).
 names, download, or scratch; or a checkpoint of an earlier project with this encoder.
 """,
     )
+    usual_error = parser.error
+
+    def error(message: str) -> NoReturn:
+        is_expanded = message.startswith("unrecognized")
+        usual_error(f"{message}; {_QUOTES}" if is_expanded else message)
+
+    parser.error = error
     parser.add_argument("project", type=Path, help="folder to write")
     folder = "DIR or 'DIR/*ENDING.png'"
     parser.add_argument("--images", type=Path, required=True, metavar="DIR", help=folder)
@@ -82,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
     given["split"] = _named(args.split, "--split", "SPLIT=FILE")
     if args.masks:
         is_one = len(args.masks) == 1 and ("=" not in args.masks[0] or Path(args.masks[0]).exists())
-        todo = "NAME=DIR or NAME='DIR/*ENDING.png'"
+        todo = f"NAME=DIR or NAME='DIR/*ENDING.png', and {_QUOTES}"
         given["masks"] = args.masks[0] if is_one else _named(args.masks, "--masks", todo)
     made = new_project(given.pop("project"), given.pop("images"), **given)
 
@@ -125,6 +134,6 @@ def _named(texts: Sequence[str], flag: str, todo: str) -> dict[str, str]:
     for text in texts:
         name, _, path = text.partition("=")
         if not name.strip() or not path or name in paths:
-            raise ValueError(f"{flag} {text}: write {todo}, each once")
+            raise ValueError(f"{flag} {text}: write each once as {todo}")
         paths[name] = path
     return paths

@@ -37,8 +37,8 @@ class CheckedDataset(BaseSegDataset):
     """A dataset of image and label files that checks its folders first.
 
     It has the arguments of mmseg's `BaseSegDataset`. Folders are searched for `img_suffix` in upper
-    and lower case; "*" means all image formats. Subclasses set `EXPECTED`, the files below
-    `data_root` and the command that makes them, in one line.
+    and lower case; "*" means all image formats, also for the names of an `ann_file`. Subclasses set
+    `EXPECTED`, the files below `data_root` and the command that makes them, in one line.
 
     `CheckedLoadImage` replaces the stock `LoadImageFromFile`, with which test pipelines start
     because mmsegmentation's inferencer looks for that name. Faster forms replace the stock
@@ -66,6 +66,11 @@ class CheckedDataset(BaseSegDataset):
                 raise MissingDataError(self._missing(f"{path}: does not exist"))
         if self.ann_file:
             entries = super().load_data_list()
+            for entry in entries if self.img_suffix == "*" else ():
+                name = entry["img_path"].removesuffix("*")
+                endings = (*IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))
+                files = (name + ending for ending in endings)
+                entry["img_path"] = next(filter(os.path.isfile, files), entry["img_path"])
         else:
             entries = self._list_folders()
         if not entries:

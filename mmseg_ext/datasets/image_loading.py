@@ -15,6 +15,7 @@ from mmseg_ext.images.files import decode, orientation, read, read_bytes
 from mmseg_ext.images.values import (
     Photo,
     ValueRange,
+    exchange_red_and_blue,
     is_deep,
     is_tiff,
     range_of_bands,
@@ -88,15 +89,15 @@ class CheckedLoadImage(LoadImageFromFile):
         if photo is None and by_mmcv:
             image = decode(content, path, self.color_type, self.imdecode_backend)
             if rotates:
-                image = np.ascontiguousarray(turned(image, orientation(content)))
+                image = turned(image, orientation(content))
         else:
             photo = photo or read(content, path)
             if rotates:
                 photo = photo.upright()
             if self.color_type == "unchanged":
                 image = photo.values  # (H, W, C)
-                if self.imdecode_backend != "tifffile" and image.shape[2] in (3, 4):
-                    image = image[..., [2, 1, 0, 3][: image.shape[2]]]  # as mmcv reads a file
+                if self.imdecode_backend != "tifffile":
+                    image = exchange_red_and_blue(image)  # as mmcv reads a file
             else:
                 note = photo.note(self.value_range)
                 if note:
@@ -110,11 +111,9 @@ class CheckedLoadImage(LoadImageFromFile):
                     raise UnreadableFileError(f"{path}: {error}") from error
                 if self.channels == 3:
                     image = image[..., ::-1]  # BGR, as OpenCV has decoded it
-                image = np.ascontiguousarray(image)
                 if self.color_type.startswith("grayscale"):
-                    image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        if self.to_float32:
-            image = image.astype(np.float32)
+                    image = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_BGR2GRAY)
+        image = np.ascontiguousarray(image, np.float32 if self.to_float32 else None)
         results["img"] = image
         results["img_shape"] = results["ori_shape"] = image.shape[:2]
         return results

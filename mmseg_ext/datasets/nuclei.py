@@ -94,7 +94,7 @@ class NucleiDataset(CheckedDataset):
     def _list_folders(self) -> list[dict]:
         root = Path(self.data_prefix["img_path"])
         entries = []
-        for folder in sorted(root.iterdir()):
+        for folder in sorted(filter(Path.is_dir, root.iterdir())):  # no .DS_Store
             if split_of(folder.name) != self.split:
                 continue
             label_map = root.parent / LABEL_MAPS / f"{folder.name}.png"

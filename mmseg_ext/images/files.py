@@ -6,6 +6,7 @@ different exception for each kind of damage, OpenCV returns None, and its older 
 missing part of a truncated JPEG with gray.
 """
 
+import codecs
 import contextlib
 import io
 import os
@@ -76,15 +77,11 @@ def files_below(folder: Path) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        found += [Path(root, name) for name in filter(_is_shown, names)]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
         # Links come last, because they can lead to one of the folders.
         folders.sort(key=lambda name: (os.path.islink(os.path.join(root, name)), name))
-        folders[:] = filter(_is_shown, folders)
+        folders[:] = [name for name in folders if not name.startswith(".")]
     return sorted(filter(Path.is_file, found))
-
-
-def _is_shown(name: str) -> bool:
-    return not name.startswith(".")
 
 
 def comparable(text: str) -> str:
@@ -150,6 +147,21 @@ def read_bytes(path: str, backend_args: dict | None = None) -> bytes:
         raise UnreadableFileError(f"{path}: there is no such file") from error
     except OSError as error:
         raise UnreadableFileError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with its mark, which Windows also writes.
+
+    Raises:
+        UnreadableFileError: if it cannot be read.
+        ValueError: if it has another encoding.
+    """
+    data = read_bytes(str(path))
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return data.decode("utf-16" if is_wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not in UTF-8 ({error}); save it in UTF-8") from error
 
 
 def decode(data: bytes, path: str, flag: str, backend: str) -> np.ndarray:

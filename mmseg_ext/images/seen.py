@@ -67,7 +67,8 @@ class Seen:
         for field in fields(Seen):
             value = metadata.get(field.name, field.default)
             given[field.name] = tuple(value) if isinstance(value, list) else value
-        return cls(**given)
+        seen = cls(**given)
+        return seen if metadata.get("dynamic", True) else seen.in_windows(tuple(metadata["size"]))
 
     def metadata(self) -> dict[str, Any]:
         """Return the attributes for the metadata of an exported file."""
@@ -158,12 +159,6 @@ def read_metadata(properties: Mapping[str, str]) -> dict[str, Any]:
     return metadata
 
 
-def seen_by(metadata: Mapping[str, Any]) -> Seen:
-    """Return how the network of a file sees photos."""
-    seen = Seen.from_metadata(metadata)
-    return seen if metadata["dynamic"] else seen.in_windows(tuple(metadata["size"]))
-
-
 def segment(
     run: Run, metadata: Mapping[str, Any], image: np.ndarray, trained: bool = False
 ) -> np.ndarray:
@@ -176,7 +171,7 @@ def segment(
     Raises:
         ValueError: for a single score without a threshold, as of older files.
     """
-    original, seen = image.shape[:2], seen_by(metadata)
+    original, seen = image.shape[:2], Seen.from_metadata(metadata)
     size = seen.trained(*original) if trained else seen.size(*original)
     height, width = (max(1, length) for length in size)
     pixels = resize(image.astype(np.float32).transpose(2, 0, 1), height, width)  # (C, h, w)

@@ -104,7 +104,7 @@ class Photo:
             return (self.values != self.values).all(2)
         return (self.values == self.missing).all(2)
 
-    def bands(self, channels: int) -> np.ndarray:
+    def bands(self, channels: int = 0) -> np.ndarray:
         """Return the values without declared alpha, unless it is one of so many channels."""
         if not self.alpha or self.values.shape[2] == channels:
             return self.values
@@ -146,7 +146,7 @@ class Photo:
         """Return a note if values of 16 bits use at most 14, as of scientific cameras."""
         if self.white != 0xFFFF:
             return None
-        bits = int(np.delete(self.values, self.alpha, axis=2).max()).bit_length()
+        bits = int(self.bands().max()).bit_length()
         if not 0 < bits <= 14:
             return None
         high = 2 ** max(bits, 8) - 1
@@ -162,6 +162,13 @@ def turned(values: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (2, 3, 6, 7):
         values = values[:, ::-1]
     return values
+
+
+def exchange_red_and_blue(values: np.ndarray) -> np.ndarray:
+    """Exchange red and blue in values (H, W, C) of colors, because OpenCV begins with blue."""
+    if values.shape[2] == 3:
+        return values[..., ::-1]  # needs no copy
+    return values[..., [2, 1, 0, 3]] if values.shape[2] == 4 else values
 
 
 def _hint(low: float, high: float) -> str:
@@ -346,7 +353,7 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
             require_end(data)
             tag = 1 if image is None else exif_orientation(image, data)
             more = dict(orientation=tag, colors=mode != "L", frames=frames)
-            return declared(np.atleast_3d(bgr)[..., ::-1], **more)
+            return declared(exchange_red_and_blue(np.atleast_3d(bgr)), **more)
     if image is None:
         raise OSError("does not decode")
     photo = replace(picture_pixels(image, indices), frames=frames)
@@ -355,7 +362,7 @@ def read_pixels(data: bytes, indices: bool = False) -> Photo:
     import cv2  # because Pillow reads color PNGs with 8 bits
 
     values: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-    values = values[..., [2, 1, 0, 3][: values.shape[2]]]
+    values = exchange_red_and_blue(values)
     if data[25] == 4:  # gray and alpha
         values, photo = values[..., 2:], replace(photo, alpha=(1,))
     return replace(photo, values=values, white=0xFFFF)
@@ -564,7 +571,5 @@ def _by_opencv(data: bytes, pages: Sequence[Any], indices: bool) -> Photo | None
         return None
     if values.dtype == np.uint16 and bits < 16:
         values = values >> (16 - bits)
-    values = np.atleast_3d(values)
-    if values.shape[2] > 1:
-        values = values[..., [2, 1, 0, 3][: values.shape[2]]]
+    values = exchange_red_and_blue(np.atleast_3d(values))
     return declared(values, bits if values.dtype == np.uint16 else None, **declarations(pages))

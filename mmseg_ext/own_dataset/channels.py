@@ -55,7 +55,7 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     kinds: dict[int, Path] = {}  # an image for each number of bands
     samples: list[Photo] = []
     for path, sample in zip(chosen, files, strict=True):
-        values = sample.values if alpha else np.delete(sample.values, sample.alpha, axis=2)
+        values = sample.values if alpha else sample.bands()
         samples.append(replace(sample, values=values, alpha=()))
         kinds.setdefault(values.shape[2], path)
     if kinds.keys() == {1, 3}:  # gray is repeated
@@ -74,9 +74,7 @@ def measure_images(paths: Sequence[Path]) -> Channels | None:
     use_16_bits = [sample.white == 0xFFFF and not sample.dark_note() for sample in deep]
     if count in (1, 3) and (not deep or any(use_16_bits)):
         return None
-    limits = None
-    if deep:
-        limits = [_limits(deep, band) for band in range(count)]
+    limits = [_limits(deep, band) for band in range(count)] if deep else None
     pixels = np.concatenate([sample.fit(count, limits)[:, 0] for sample in samples])  # (N, count)
     mean, std = pixels.mean(0).round(2), pixels.std(0).clip(1).round(2)
     colors = all(sample.colors for sample in samples)

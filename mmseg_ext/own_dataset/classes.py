@@ -15,7 +15,6 @@ import io
 import itertools
 import json
 import re
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +24,8 @@ import numpy as np
 
 from mmseg_ext.atomic_write import write_text
 from mmseg_ext.errors import join_names
-from mmseg_ext.images.files import same_name
-from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Legend, Reader
+from mmseg_ext.images.files import read_text, same_name
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Legend, Reader, plain_name
 from mmseg_ext.own_dataset.item import Notes, Rank
 
 IGNORED = 255
@@ -112,14 +111,16 @@ def read_classes(data: Path) -> Classes | None:
         ValueError: if a line is not a class, or there are not 2 to 255 classes.
     """
     file = data / CLASSES_FILE
+    former = data / "classes.json"  # of version 1.0, which had no colors
+    if not file.is_file() and former.is_file():
+        content = json.loads(former.read_text())
+        return Classes(_rows(content["classes"], content["labels"], {}))
     if not file.is_file():
-        return _classes_of_version_1(data)
+        return None
     rows = []
-    try:
-        content = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: is not UTF-8 ({error}); save it as CSV in UTF-8") from error
-    separator = max(",;\t", key=content.count)  # spreadsheets write others than the comma
+    content = read_text(file)
+    # Spreadsheets write others than the comma. Names can have any, so the titles come first.
+    separator = max(",;\t", key=lambda each: (each.join(_TITLES) in content, content.count(each)))
     for number, cells in enumerate(csv.reader(content.splitlines(), delimiter=separator), 1):
         cells = [cell.strip() for cell in cells]
         if not any(cells) or cells == _TITLES:
@@ -144,19 +145,16 @@ def read_classes(data: Path) -> Classes | None:
     return classes
 
 
-def _classes_of_version_1(data: Path) -> Classes | None:
-    """Return the classes that version 1.0 wrote as JSON, which had no colors."""
-    file = data / "classes.json"
-    if not file.is_file():
-        return None
-    content = json.loads(file.read_text())
-    names, labels = content["classes"], content["labels"]
+def _rows(names: Sequence[str], numbers: Mapping[str, int], colors: Mapping[str, str]) -> list[Row]:
+    """Return a row for each text, in the order of the classes; `numbers` has the class of each."""
     rows = []
     for i, name in enumerate(names):
-        texts = [text for text, number in labels.items() if number == i]
-        rows += [Row(text, name) for text in texts or [""]]
-    rows += [Row(text, "") for text, number in labels.items() if number == IGNORED]
-    return Classes(rows)
+        texts = [text for text, number in numbers.items() if number == i]
+        if not texts:  # no annotation shows it yet, but another one can
+            text = name if BACKGROUND in numbers else str(i)
+            texts = ["" if text in numbers else text]
+        rows += [Row(text, name, colors.get(text, "")) for text in texts]
+    return rows + [Row(text, "") for text, number in numbers.items() if number == IGNORED]
 
 
 def choose_classes(
@@ -177,7 +175,7 @@ def choose_classes(
     before = read_classes(data)
     labels, listed = legend.labels, legend.names
     of_name = {name: text for text, name in listed.items()}
-    names = [unicodedata.normalize("NFC", name) for name in names or ()]
+    names = list(map(plain_name, names or ()))
     given_names = [*labels.values(), *of_name, *names]
     ignored = [same_name(text, given_names) for text in ignored]
     ignored = [of_name.get(text, text) for text in ignored]
@@ -202,14 +200,6 @@ def choose_classes(
             given = [listed[text] for text in order if text not in ignored]
         labels = dict(enumerate(order))
     found, of_text = assign_classes(labels, given, ignored)
-    rows = []
-    for i, name in enumerate(found):
-        texts = [text for text, number in of_text.items() if number == i]
-        if not texts:  # no annotation shows it yet, but another one can
-            text = name if BACKGROUND in of_text else str(i)
-            texts = ["" if text in of_text else text]
-        rows += [Row(text, name, legend.colors.get(text, "")) for text in texts]
-    rows += [Row(text, "") for text, number in of_text.items() if number == IGNORED]
 
     # Whether 255 is a class cannot be seen in masks. A name for a later value is perhaps its name.
     number, file = of_text.get(str(IGNORED), IGNORED), data / CLASSES_FILE
@@ -222,7 +212,7 @@ def choose_classes(
         text = f"255 is {found[number]}, because --classes has a name for each value; if 255 does"
         todo = f"not count, give {found[number]} to another value in {file}, and none to 255"
         notes.add(Rank.LABELS, f"{text} {todo}, and run again")
-    return Classes(rows)
+    return Classes(_rows(found, of_text, legend.colors))
 
 
 def _follow(
@@ -334,9 +324,10 @@ def assign_classes(
     for text, i in zip(left.values(), numbers, strict=True):
         of_text[text] = number_of.get(classes[i], IGNORED)
     if not 2 <= len(kept) <= IGNORED:
+        todo = "ignore fewer" if len(kept) < 2 else "masks with smooth edges have too many"
         raise ValueError(
             f"{len(kept)} classes, but a project has 2 to {IGNORED}; there are "
-            f"{len(texts)} values: {join_names(texts)}; masks with smooth edges have too many"
+            f"{len(texts)} values: {join_names(texts)}; {todo}"
         )
     for name in kept:
         if kept.count(name) > 1 or not name.strip():

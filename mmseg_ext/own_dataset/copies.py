@@ -161,9 +161,7 @@ def add_notes_on_copies(
             if original.split == copy.split:
                 together.setdefault(copy.image, (copy, original))
             elif "train" in (original.split, copy.split):
-                tested, trained = (
-                    (copy, original) if original.split == "train" else (original, copy)
-                )
+                tested, trained = sorted((copy, original), key=lambda item: item.split == "train")
                 leaked[str(tested.split)].setdefault(tested.image, (tested, trained))
     for split, found in leaked.items():
         count = sum(item.split == split for item in items)

@@ -117,14 +117,14 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
         return bool(re.search(r"[*?[]", parts[i])) and not Path(*parts[: i + 1]).exists()
 
     fixed = next(filter(is_pattern, range(len(parts))), len(parts))
-    folder, pattern = Path(*parts[:fixed]), "/".join(parts[fixed:]) or "*"
+    folder, pattern = Path(*parts[:fixed]), parts[fixed:] or ("*",)
     if folder.is_file():
         todo = "give a folder, into which you save each page of a stack as a file"
         raise ValueError(f"{folder}: is a file; {todo}")
     if not folder.is_dir():
         raise ValueError(f"{folder}: there is no such folder")
     # What is compared is the first wildcard, else the name; `translate` gives (?s:TEXT)\Z.
-    parts = [fnmatch.translate(part)[4:-3] for part in _WILD.split(PurePath(pattern).name)]
+    parts = [fnmatch.translate(part)[4:-3] for part in _WILD.split(pattern[-1])]
     compared = min(1, len(parts) - 1)
     if len(parts) > 3:  # as little as possible, because others follow
         parts[1] = parts[1].replace(".*", ".*?")
@@ -134,16 +134,26 @@ def keyed_files(folder: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> dict[
     keys = {}
     for path in paths:
         relative = path.relative_to(folder)
-        if relative.match(pattern):
+        if _fits(relative.parts, pattern):
             found = name_part.fullmatch(path.name)
             keys[path] = key_of(relative.with_name(found[1] if found and found[1] else path.name))
     for path in paths if not keys else ():  # the pattern can be of folders
         relative = path.relative_to(folder)
-        if any(parent.match(pattern) for parent in relative.parents):
+        if any(_fits(parent.parts, pattern) for parent in relative.parents):
             keys[path] = key_of(relative)
-    if not keys and pattern == "*":
+    if not keys and pattern == ("*",):
         require_no_other(folder, suffixes)
     return keys
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a path ends as a pattern, in which ** stands for any number of folders."""
+    if not pattern:
+        return True
+    *before, last = pattern
+    if last == "**":
+        return any(_fits(parts[:count], before) for count in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatch(parts[-1], last) and _fits(parts[:-1], before)
 
 
 def split_in(name: str) -> str | None:

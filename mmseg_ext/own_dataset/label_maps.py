@@ -24,7 +24,7 @@ def least_areas(train: Split) -> dict[str, int]:
     """
     areas: list[list[int]] = [[] for _ in train.classes]
     for item in evenly(train.items, _MAPS_WITH_OBJECTS):
-        label = _read_label(item)
+        label = read_label(item)
         for i in np.flatnonzero(item.counts[: len(train.classes)]).tolist():
             of_class = (label == i).view(np.uint8)
             _, _, stats, _ = cv2.connectedComponentsWithStats(of_class, connectivity=4)
@@ -47,19 +47,15 @@ def add_note_on_reduction(train: Split, cfg: Config, notes: Notes) -> None:
     is_object = ~np.isin(train.classes, [BACKGROUND, BORDER])
     is_object[most] = False
     mode = cfg.get("model", {}).get("test_cfg", {}).get("mode")  # `slide` with tiles
-    side = max(cfg.get("scale", [0])) if mode == "whole" else 0
+    side = int(np.max(cfg.get("scale", 0))) if mode == "whole" else 0
     if not side or long < side + 32 or not is_object.any():  # a side is a multiple of 32
         return
     disk = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (NARROW + 1, NARROW + 1))
     pixels, narrow = np.zeros((2, len(train.classes)))
     for item in evenly(train.items, _MAPS_LOOKED_AT):
-        label = _read_label(item)
-        height, width = label.shape
-        scale = side / max(height, width)
-        if scale >= 1:
+        if max(item.size) <= side:
             continue
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+        label = read_label(item, side)
         for i in range(len(train.classes)):
             part = (label == i).view(np.uint8)
             wide = cv2.morphologyEx(part, cv2.MORPH_OPEN, disk)
@@ -85,16 +81,12 @@ def add_note_on_crops(train: Split, cfg: Config, notes: Notes) -> None:
     """
     if not all(map(cfg.get, ("scale", "crop_size", "train_pipeline"))):
         return
-    (height, width), side = cfg.crop_size, max(cfg.scale)
+    (height, width), side = cfg.crop_size, int(np.max(cfg.scale))
     shares = []
     for item in evenly(train.items, _MAPS_WITH_OBJECTS):
         share = 0.0
         if item.counts[: len(train.classes)].sum() < item.counts.sum():
-            label = _read_label(item)
-            scale = side / max(label.shape)
-            if cfg.model.test_cfg.mode == "whole":
-                size = [max(1, round(scale * length)) for length in reversed(label.shape)]
-                label = cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)
+            label = read_label(item, side if cfg.model.test_cfg.mode == "whole" else None)
             sums = cv2.integral((label < len(train.classes)).view(np.uint8))
             high, wide = min(height, label.shape[0]), min(width, label.shape[1])
             inside = sums[high:, wide:] - sums[:-high, wide:]
@@ -111,7 +103,11 @@ def add_note_on_crops(train: Split, cfg: Config, notes: Notes) -> None:
         notes.add(Rank.TRAINING if share > 0.01 else Rank.HINT, f"{text}; {todo}")
 
 
-def _read_label(item: Item) -> np.ndarray:
-    """Return an item's label map in the project, (H, W)."""
+def read_label(item: Item, side: int | None = None) -> np.ndarray:
+    """Return an item's label map in the project, (H, W), or resized to this long side."""
     path = item.sample["seg_map_path"]
-    return read(read_bytes(path), path).values[..., 0]
+    label = read(read_bytes(path), path).values[..., 0]
+    if side is None:
+        return label
+    size = [max(1, round(side / max(label.shape) * length)) for length in reversed(label.shape)]
+    return cv2.resize(label, size, interpolation=cv2.INTER_NEAREST)

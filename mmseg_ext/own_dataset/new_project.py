@@ -1,6 +1,5 @@
 """`new_project`: a project from your images and annotations, with data, config and preview."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,6 @@ from mmseg_ext.own_dataset.preview import PREVIEW, write_preview
 from mmseg_ext.own_dataset.project import Project, make_project
 from mmseg_ext.own_dataset.splits import SplitRule
 from mmseg_ext.own_dataset.starting_weights import starting_weights
-
-_QUOTES = re.compile(r'["\\\n]')  # as in my"project
 
 
 @dataclass
@@ -106,7 +103,7 @@ def new_project(
         LabelError: if a file with all annotations cannot be read.
     """
     folder = Path(folder)
-    if _QUOTES.search(str(folder.absolute())):  # mmengine puts it into the config
+    if set('"\\\n').intersection(folder.absolute().as_posix()):  # mmengine puts it into the config
         raise ValueError(f"{folder}: a project's path cannot have quotes or backslashes")
     # One name is not the sequence of its letters.
     classes = [classes] if isinstance(classes, str) else classes

@@ -20,6 +20,7 @@ from mmseg_ext.images.files import comparable
 from mmseg_ext.images.values import IMAGE_SUFFIXES
 from mmseg_ext.own_dataset.annotations.formats import format_of, require_no_other
 from mmseg_ext.own_dataset.annotations.reader import Annotation, Reader
+from mmseg_ext.own_dataset.classes import read_classes
 from mmseg_ext.own_dataset.item import (
     MASK_WORDS,
     NAME_PART,
@@ -63,10 +64,18 @@ def list_items(folder: Path, reader: Reader, data: Path) -> list[Item]:
     def is_of_kind(path: Path) -> bool:
         return other_folder not in path.parts
 
+    keys = keyed_files(folder)
     annotations = [annotation for annotation in reader.annotations if is_source(annotation.path)]
+    every = [*keys, *(annotation.path for annotation in reader.annotations)]
+    written = [path for path in every if not is_source(path)]
+    has_sources = annotations and any(map(is_source, keys))
+    if written and not (has_sources and read_classes(data)):  # no earlier run can have written them
+        raise ValueError(
+            f"{written[0]}: is where new_project writes files of the project {data.parent}; give "
+            "another project, or move your files"
+        )
     of_kind = [annotation for annotation in annotations if is_of_kind(annotation.path)]
     annotations = of_kind or annotations
-    keys = keyed_files(folder)
     images = {path for path in keys if is_of_kind(path) and is_source(path)}
     masks = {annotation.path for annotation in annotations}
     # Both flags can name one folder, or one of the folders contains the other. Then files are
@@ -213,17 +222,16 @@ def _repeated_names(items: Sequence[Item], annotations: Sequence[Annotation]) ->
     """Return a line on each name, without folders, that several images or annotations have."""
     lines = {}
     images = [(item.key, item.image) for item in items]
-    for kind, files in (
-        ("images", images),
-        ("annotations", [(annotation.key, annotation.path) for annotation in annotations]),
-    ):
+    others = [(annotation.key, annotation.path) for annotation in annotations]
+    for kind, files in (("images", images), ("annotations", others)):
         paths: dict[str, list[str]] = defaultdict(list)
         for key, path in files:
             paths[key.path.name].append(str(path))
         for name, same in paths.items():
             if len(same) > 1:
                 found = f"{len(same)} {kind} are called {name} ({join_names(same)})"
-                lines[name] = f"{found}; give one folder"
+                todo = "give one folder" if len(set(map(os.path.dirname, same))) > 1 else "keep one"
+                lines[name] = f"{found}; {todo}"
                 if len(set(same)) == 1:  # of a file that lists images
                     lines[name] = f"{same[0]} lists {len(same)} images called {name}; keep one"
     return lines
@@ -257,20 +265,13 @@ def masks_among(paths: Collection[Path], folder: Path) -> set[Path]:
     it is at the beginning, and if there are none either, they are all files but JPEGs; none, if
     that would be all.
     """
-
     root = folder if folder.is_dir() else Path(os.path.commonpath([path.parent for path in paths]))
-
-    def ends_as_masks(path: Path) -> bool:
-        return any(map(_MASK_NAME.search, path.relative_to(root).with_suffix("").parts))
-
-    def begins_as_masks(path: Path) -> bool:
-        return _MASK_START.match(path.name) is not None
-
-    def is_no_jpeg(path: Path) -> bool:
-        return path.suffix.lower() not in (".jpg", ".jpeg")
-
-    for is_mask in (ends_as_masks, begins_as_masks, is_no_jpeg):
-        found = set(filter(is_mask, paths))
+    parts = {path: path.relative_to(root).with_suffix("").parts for path in paths}
+    for found in (
+        {path for path in paths if any(map(_MASK_NAME.search, parts[path]))},
+        {path for path in paths if _MASK_START.match(path.name)},
+        {path for path in paths if path.suffix.lower() not in (".jpg", ".jpeg")},
+    ):
         if found and len(found) < len(paths):
             return found
     return set()

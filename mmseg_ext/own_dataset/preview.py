@@ -45,6 +45,9 @@ def write_preview(cfg: Config, splits: Sequence[Split], path: Path) -> None:
     meta = classes_and_palette(dataset)
     load: Any = TRANSFORMS.build({**dataset["pipeline"][0], "type": "CheckedLoadImage"})
     load_label = CheckedLoadAnnotations(len(meta["classes"]))
+    metrics = cfg.get("val_evaluator") or []
+    metrics = metrics if isinstance(metrics, list) else [metrics]
+    counted = [metric.get("object_class") for metric in metrics]
     titles, cells = [], []
     legend = list(zip(meta["classes"], meta["palette"], strict=True))
     ignored = ("ignored", [255] * 3)
@@ -53,9 +56,9 @@ def write_preview(cfg: Config, splits: Sequence[Split], path: Path) -> None:
         image, label = to_picture(results["img"], cfg.get("rgb_bands")), results["gt_seg_map"]
         if ignored not in legend and (label >= len(meta["classes"])).any():
             legend.append(ignored)
-        if meta["classes"][-1] == "border":
-            count = len(find_objects(label, 1, meta["classes"][1]))
-            title = f"{title}: {count} objects"
+        for i, name in enumerate(meta["classes"]):
+            if name in counted:
+                title = f"{title}: {len(find_objects(label, i, name))} objects"
         titles.append(title)
         # The image, and next to it the same under the colors of its labels.
         height, width = label.shape

@@ -25,7 +25,7 @@ from mmseg_ext.atomic_write import atomic_write, write_text
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import LabelError, UnreadableFileError, join_names
 from mmseg_ext.images.files import files_below, read, read_bytes
-from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, declared, other_photos
+from mmseg_ext.images.values import IMAGE_SUFFIXES, any_size, other_photos, turned
 from mmseg_ext.own_dataset.annotations.reader import (
     BACKGROUND,
     IndexMap,
@@ -33,12 +33,7 @@ from mmseg_ext.own_dataset.annotations.reader import (
     draw_objects,
     legend_of_objects,
 )
-from mmseg_ext.own_dataset.classes import (
-    IGNORED,
-    Classes,
-    choose_classes,
-    read_classes,
-)
+from mmseg_ext.own_dataset.classes import IGNORED, Classes, choose_classes, read_classes
 from mmseg_ext.own_dataset.copies import (
     add_notes_on_copies,
     find_item_copies,
@@ -46,6 +41,7 @@ from mmseg_ext.own_dataset.copies import (
     small_version,
 )
 from mmseg_ext.own_dataset.item import Item, Notes, Rank, evenly, usable
+from mmseg_ext.own_dataset.label_maps import read_label
 from mmseg_ext.own_dataset.pairs import list_items, pair
 from mmseg_ext.own_dataset.splits import (
     SPLITS_FILE,
@@ -100,8 +96,9 @@ def make_project(
     apply_lists(items, rule.lists, images, earlier, notes)
     named = {item.split for item in usable(items)}  # by folders and lists
     with tempfile.TemporaryDirectory(prefix="mmseg_ext_") as maps:  # a percent of the pixels
-        about_maps = _read_items(items, reader, Path(maps), notes)
-        classes = _find_classes(items, reader, names, ignored, data, about_maps, notes)
+        _read_items(items, reader, Path(maps), notes)
+        classes = _find_classes(items, reader, names, ignored, data, notes)
+        _find_turned(usable(items), notes)
         copies, cameras = find_item_copies(usable(items))
         by_name = choose_splits(usable(items), rule, named, earlier, copies, notes)
         are_kept = rule.keeps_copies and "val" not in named
@@ -120,19 +117,12 @@ def make_project(
     return Project(items, classes, splits, notes)
 
 
-def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes) -> Notes:
+def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes) -> None:
     """Read the image and the annotation of each item; index maps are written to `maps`.
 
-    An item that cannot be read gets a problem. Notes tell which photos look like masks, and which
-    could be turned otherwise than their annotations.
-
-    Returns:
-        The notes of the annotations.
-
-    Raises:
-        ValueError: if no item can be read.
+    An item that cannot be read gets a problem. Notes of the annotations have the rank `LABELS`.
     """
-    items, about_maps = usable(items), Notes()
+    items = usable(items)
     for number, item in enumerate(progress(items, "reading", len(items))):
         try:
             texts = _read_item(item, reader, maps / str(number))
@@ -141,34 +131,14 @@ def _read_items(items: Sequence[Item], reader: Reader, maps: Path, notes: Notes)
             continue
         for text in texts:
             where = f"{item.annotation.path} {item.annotation.image_name}".rstrip()
-            about_maps.add(Rank.LABELS, text, where)
+            notes.add(Rank.LABELS, text, where)
     if not usable(items):
         among = f"none of {len(items)} pairs can be read, the first: " if len(items) > 1 else ""
         raise ValueError(f"{among}{items[0].problem}")
-    items = usable(items)
-    _find_turned(items, notes)
-    # Photos with as few colors as masks are masks, for example of one class.
-    like_masks = [item for item in items if item.colors <= len(item.map.values)]
-    if 2 * len(like_masks) > len(items):
-        notes.add(
-            Rank.LABELS,
-            f"{len(like_masks)} of {len(items)} photos, such as {like_masks[0].image}, have no "
-            "more colors than their annotations; if they are masks, give only the folder of photos "
-            "to --images",
-        )
-    return about_maps
 
 
 def _read_item(item: Item, reader: Reader, file: Path) -> Sequence[str]:
-    """Read the image and the annotation of an item; the index map is written to `file`.
-
-    Returns:
-        What a user should know about the annotation.
-
-    Raises:
-        UnreadableFileError: if the image cannot be read.
-        LabelError: if the annotation cannot be read or has another size.
-    """
+    """Read an item, write its index map to `file`, and return notes on its annotation."""
     path = str(item.image)
     pixels = read(read_bytes(path), path)
     item.orientation = pixels.orientation
@@ -225,8 +195,7 @@ def _find_turned(items: Sequence[Item], notes: Notes) -> None:
         hidden = []
     for item in items:
         if item.is_turned:
-            turned = declared(item.small_label, orientation=item.orientation).upright()
-            item.small_label = turned.values[..., 0]
+            item.small_label = turned(item.small_label, item.orientation)
     if hidden and (not on_side or any(on_side)):
         notes.add(
             Rank.LABELS,
@@ -242,12 +211,11 @@ def _find_classes(
     names: Sequence[str] | None,
     ignored: Sequence[str],
     data: Path,
-    about_maps: Notes,
     notes: Notes,
 ) -> Classes:
     """Return the classes of the values that items have, and set each item's.
 
-    An item of only ignored pixels gets a problem.
+    An item of only ignored pixels gets a problem. Notes of the rank `LABELS` are of annotations.
     """
     read = usable(items)
     maps = [item.map for item in read]
@@ -255,7 +223,8 @@ def _find_classes(
     shown = {value for part in maps for value, n in zip(part.values, part.counts, strict=True) if n}
     if len(shown) < 2:  # a problem or a note can tell why there is only one
         problems = [item.problem for item in items if item.annotation and item.problem]
-        legend.hint = next(iter([*problems, *map(str, about_maps)]), legend.hint)
+        about_maps = [str(note) for note in notes if note.rank == Rank.LABELS]
+        legend.hint = next(iter([*problems, *about_maps]), legend.hint)
     is_new = read_classes(data) is None
     if legend.problem and is_new and not (names or legend.names):
         raise ValueError(legend.problem)
@@ -274,8 +243,15 @@ def _find_classes(
         raise ValueError(f"{where}{error}{hint}{strays}") from None
     for text in legend.notes:
         notes.add(Rank.LABELS, text)
-    for note in about_maps:
-        notes.add(note.rank, note.text, *note.places)
+    # Photos with as few colors as masks are masks, for example of one class.
+    like_masks = [item for item in read if item.colors <= len(item.map.values)]
+    if 2 * len(like_masks) > len(read):
+        notes.add(
+            Rank.LABELS,
+            f"{len(like_masks)} of {len(read)} photos, such as {like_masks[0].image}, have no "
+            "more colors than their annotations; if they are masks, give only the folder of photos "
+            "to --images",
+        )
     if legend.hint and not names:
         notes.add(Rank.LABELS, legend.hint)
     for item in read:
@@ -298,11 +274,7 @@ def _find_classes(
 
 
 def _split(items: Sequence[Item], classes: Classes, data: Path) -> list[Split]:
-    """Return train, val and, if it has items, test; set the items' files in a project's data.
-
-    Raises:
-        ValueError: if train or val has no item.
-    """
+    """Return train, val and, if it has items, test; set the items' files in a project's data."""
     splits = []
     for name in SPLITS:
         own = [item for item in usable(items) if item.split == name]
@@ -370,7 +342,7 @@ def _label_map(item: Item) -> np.ndarray:
     """Return the label map of an item, (H, W) uint8, turned as its image."""
     label = item.classes[item.map.load()]
     if item.is_turned:
-        label = declared(label, orientation=item.orientation).upright().values[..., 0]
+        label = turned(label, item.orientation)
     return label
 
 
@@ -383,9 +355,9 @@ def _note_on_changed(items: Sequence[Item], names: Sequence[str], notes: Notes) 
     moved = np.zeros((IGNORED + 1, IGNORED + 1), int)  # pixels of each former and present class
     written = [item for item in items if Path(item.sample["seg_map_path"]).is_file()]
     for item in evenly(written, _LABELS_COMPARED):
-        path, label = item.sample["seg_map_path"], _label_map(item)
+        label = _label_map(item)
         with contextlib.suppress(UnreadableFileError):  # it is replaced in any case
-            former = read(read_bytes(path), path).values[..., 0]
+            former = read_label(item)
             if former.shape == label.shape and former.dtype == label.dtype:
                 step = 1 + max(label.shape) // 500
                 pairs = former[::step, ::step].astype(int) << 8 | label[::step, ::step]

@@ -20,7 +20,7 @@ import numpy as np
 
 from mmseg_ext.datasets.checked_dataset import SPLITS
 from mmseg_ext.errors import join_names
-from mmseg_ext.images.files import comparable, read_bytes, same_name
+from mmseg_ext.images.files import comparable, read_text, same_name
 from mmseg_ext.own_dataset.copies import Link
 from mmseg_ext.own_dataset.groups import add_note_on_divided, connect, find_groups
 from mmseg_ext.own_dataset.item import SPLIT_WORD, Item, Notes, Rank, key_of, usable
@@ -89,7 +89,7 @@ def choose_splits(
         shares["val"] = 1 / int(fold.partition("/")[2])
 
     most = (1 - sum(shares.values())) * len(pool)
-    groups = _groups_of(pool, items, rule, copies, most)
+    groups = _groups_of(items, divided, rule, copies, most)
     names = [item.name for item in pool]
     labels = {item.name: set(item.texts) for item in pool}
     if fold:
@@ -98,6 +98,14 @@ def choose_splits(
         chosen = choose(names, labels, shares, earlier, groups)
     for item in pool:
         item.split = chosen[item.name]
+    if earlier and not fold:  # flags of a further run can ask for other shares
+        wanted = Counter(choose(names, labels, shares, {}, groups).values())
+        kept = Counter(chosen.values())
+        for split in shares:
+            if not wanted[split] / 2 <= kept[split] <= wanted[split] * 2:
+                found = f"{split} has {kept[split]} of {len(pool)} images, as after earlier runs"
+                todo = f"for other splits edit data/{SPLITS_FILE}, or make a new project"
+                notes.add(Rank.TRAINING, f"{found}; {todo}")
     by_name = {**earlier, **chosen}
     by_name.update((item.name, str(item.split)) for item in items if item.list_file)
     if fold:
@@ -110,46 +118,35 @@ def choose_splits(
 
 
 def _groups_of(
-    pool: Sequence[Item],
     items: Sequence[Item],
+    divided: Collection[str | None],
     rule: SplitRule,
     copies: Sequence[Link],
     most: float,
 ) -> dict[str, str]:
-    """Return the group of each name in `pool` that stays with others.
+    """Return the group of each name in the `divided` splits that stays with others.
 
     These are the groups of the user's pattern, and copies of a photo. Without a pattern a group of
     more than `most` images is none.
-
-    Raises:
-        ValueError: if a group is in several splits that folders or lists name; see `find_groups`.
     """
-    names = [item.name for item in pool]
-    every = [item.name for item in items]
-    links: list[Link] = []
-    place = {id(item): i for i, item in enumerate(pool)}
+    pool = [i for i, item in enumerate(items) if item.split in divided]
+    together: list[Sequence[int]] = [(i, *others) for i, others in copies if rule.keeps_copies]
     if rule.group:
         most = len(pool)
-        for _, numbers in find_groups(every, rule.group):
-            own = [items[i] for i in numbers]
-            given = {str(item.split) for item in own if id(item) not in place}
-            in_pool = [place[id(item)] for item in own if id(item) in place]
-            if len(given) + bool(in_pool) > 1:
-                splits = " and ".join(sorted({item.split or "train" for item in own}))
+        for _, numbers in find_groups([item.name for item in items], rule.group):
+            together.append(numbers)
+            splits = {items[i].split for i in numbers}
+            if len(splits.difference(divided)) + bool(splits.intersection(divided)) > 1:
+                named = " and ".join(sorted({split or "train" for split in splits}))
                 raise ValueError(
-                    f"--group {rule.group}: {own[0].name} and {own[-1].name} are one group, but "
-                    f"folders or lists put them in {splits}; put the files of all splits into one "
-                    "folder"
+                    f"--group {rule.group}: {items[numbers[0]].name} and {items[numbers[-1]].name} "
+                    f"are one group, but folders or lists put them in {named}; put the files of "
+                    "all splits into one folder"
                 )
-            links += [(in_pool[0], in_pool)] if in_pool else []
-    for i, others in copies if rule.keeps_copies else ():
-        own = [place[id(items[n])] for n in (i, *others) if id(items[n]) in place]
-        if len(own) > 1:
-            links.append((own[0], own))
-    numbers = connect(len(names), links)
-    sizes = np.bincount(numbers, minlength=1)
-    group_of = zip(names, numbers, strict=True)
-    return {name: f"/{number}" for name, number in group_of if 1 < sizes[number] <= most}
+    own = [[i for i in numbers if items[i].split in divided] for numbers in together]
+    group = connect(len(items), [(numbers[0], numbers) for numbers in own if numbers])
+    sizes = np.bincount(group, minlength=1)
+    return {items[i].name: f"/{group[i]}" for i in pool if 1 < sizes[group[i]] <= most}
 
 
 def label_file(data: Path, split: str, name: str) -> Path:
@@ -158,11 +155,22 @@ def label_file(data: Path, split: str, name: str) -> Path:
 
 
 def earlier_splits(items: Sequence[Item], data: Path) -> dict[str, str]:
-    """Return the splits that earlier runs chose, and their fold."""
+    """Return the splits that earlier runs chose, and their fold.
+
+    Raises:
+        ValueError: if the file, which users edit, has anything else.
+    """
     file = data / SPLITS_FILE
     found = {}
     if file.is_file():
-        known = json.loads(file.read_text())
+        try:
+            known = dict(json.loads(read_text(file)))
+        except (ValueError, TypeError) as error:
+            todo = "correct it, or delete it to keep the splits of the last run"
+            raise ValueError(f"{file}: has no splits ({error}); {todo}") from error
+        for name, split in known.items():
+            if name != _FOLD and split not in SPLITS:
+                raise ValueError(f"{file}: {name} is in {split}; write {', '.join(SPLITS)}")
         for item in items:  # a copy on another system can have the name in another form
             name = same_name(item.name, known)
             if name in known:
@@ -343,8 +351,7 @@ def apply_lists(
     kept = []
     for split, file in lists.items():
         listed, unknown = [], []
-        text = read_bytes(str(file)).decode("utf-8-sig", "replace")
-        for line in filter(None, map(str.strip, text.splitlines())):
+        for line in filter(None, map(str.strip, read_text(file).splitlines())):
             found = _find(line, by_name)
             if len(found) == 1:
                 listed += found

@@ -367,7 +367,7 @@ def test_the_example_tells_which_photos_are_at_another_scale(command_export):
     segment = example["segment"]
 
     def note(metadata, size):
-        return example["seen"].seen_by(metadata).note(*size, "use --training-scale")
+        return example["seen"].Seen.from_metadata(metadata).note(*size, "use --training-scale")
 
     run, metadata, sizes = command_export(model_of(image_sides=[100, 128]))
     for size, ratio in (((288, 384), "0.33"), ((60, 20), "1.7")):

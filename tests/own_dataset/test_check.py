@@ -247,7 +247,7 @@ def test_could_not_run(option, message, tmp_path, capsys):
 
 
 def test_suffixes_in_upper_case(tmp_path):
-    """A camera's .JPG counts for img_suffix=".jpg", and "*" for all formats."""
+    """A camera's .JPG counts for img_suffix=".jpg", and "*" for all formats, in a list, too."""
     tree = make_tree("ade20k", tmp_path)
     cfg = tree.config()
     tree.image("train", 0).rename(tree.image("train", 0).with_suffix(".JPG"))
@@ -257,3 +257,7 @@ def test_suffixes_in_upper_case(tmp_path):
         cfg.train_dataloader.dataset.img_suffix = suffix
         problems, (found,), _ = check_dataset(cfg, ["train"])
         assert not problems and len(found.items) == pairs
+    (tmp_path / "list.txt").write_text("\n".join(tree.mask("train", i).stem for i in range(3)))
+    cfg.train_dataloader.dataset.ann_file = str(tmp_path / "list.txt")
+    problems, (found,), _ = check_dataset(cfg, ["train"])
+    assert not problems and len(found.items) == 3

@@ -269,6 +269,7 @@ UNUSED = {
     "other values": ("_classes.csv", "Pixel Value, Class\n7, a\n8, b\n9, c\n10, d", gray),
     "empty": ("classes.txt", "\n", gray),
     "no text": ("classes.txt", "\udc80\udcff\0", gray),
+    "another encoding": ("classes.txt", "a\n\udce4\nb", gray),
 }
 
 

@@ -126,8 +126,17 @@ CASES = [
     ({"x/c.png": MASK}, "--masks x", "images", ["x/c.png", "rename"]),
     ({}, "--masks x", "x", ["folder"]),
     ({}, "--masks images/a.png", "images/a.png", ["folder"]),
+    # The project's own folder with files that no earlier run has written.
+    ({"p/data/a.png": MASK}, "--masks p/data", "p/data/a.png", ["another project"]),
+    # Texts in other encodings.
+    ({"x/a.txt": POLYGON, "x/classes.txt": b"\xe4"}, "--yolo x", "x/classes.txt", ["UTF-8"]),
+    (
+        {"x/a.png": MASK, "x/b.png": MASK, "v.txt": b"\xe4"},
+        "--masks x --split val=v.txt",
+        *("v.txt", ["UTF-8"]),
+    ),
     ({"x/a.png": MASK}, "--masks y=x y=x", "--masks y=x", ["NAME=DIR"]),
-    ({"x/a.png": MASK}, "--masks x x", "--masks x", ["NAME=DIR"]),
+    ({"x/a.png": MASK}, "--masks x x", "--masks x", ["NAME=DIR", "quotes"]),
     ({"x/a.png": MASK}, "--masks y=z", "z", ["folder"]),
     ({"x/a.png": MASK}, "--masks 'y=x/*_y.png'", "x/*_y.png", ["y"]),
     ({"x/a.png": MASK}, "--masks y=x --objects", "--objects", ["--masks x"]),
@@ -214,4 +223,10 @@ def test_wrong_input_is_one_line(case, tmp_path, capsys, monkeypatch):
     check_message(error.removeprefix("mmseg_ext: "), *values, where=where)
     assert error.count("\n") == 1 and len(error) < 600 and "object at" not in error
     assert not re.search(r"[A-Z]\w+(Error|Exception)", error)  # the name of a Python error
-    assert not (tmp_path / "p").exists()
+    assert not (tmp_path / "p/config.py").exists()
+
+
+def test_a_pattern_without_quotes_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        commands.run("new_project", ["p", "--images", "a.png", "b.png", "--masks", "x"])
+    check_message(capsys.readouterr().err.splitlines()[-1], "b.png", todo="quotes")

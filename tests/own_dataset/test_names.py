@@ -124,17 +124,17 @@ def test_objects_without_a_photo_are_not_lost_beside_background(kind, tmp_path):
 
 
 def test_equal_and_similar_names_of_classes_are_a_line(tmp_path):
-    """Equal ones are one class, others stay two."""
+    """Equal ones are one class, others stay two; outer spaces, which nobody sees, do not count."""
     save_photos(tmp_path, "a.jpg", "b.jpg")
-    names = [(1, "door"), (2, "door"), (3, "cat"), (4, "Cat"), (7, "cat ")]
+    names = [(1, "door"), (2, "door "), (3, "cat"), (4, "Cat"), (7, "c at")]
     path = write_coco(tmp_path / "a.json", ["a.jpg", "b.jpg"], names)
     made = make(tmp_path, Coco.find([path]))
-    assert made.classes.names == ["background", "door", "cat", "Cat", "cat "]
+    assert made.classes.names == ["background", "door", "cat", "Cat", "c at"]
     notes = list(map(str, made.notes))
     (equal,) = [note for note in notes if note.startswith(str(path))]
     check_message(equal, 1, 2, "door", where=path)
     (similar,) = [note for note in notes if "'Cat'" in note]
-    check_message(similar, "'cat '", todo="classes.csv")
+    check_message(similar, "'cat'", todo="classes.csv")
     for name in "ab":
         shares = (np.array(SQUARE) / 40).tolist()
         lines = [" ".join(map(str, [number, *shares])) for number in (0, 1)]
@@ -143,6 +143,61 @@ def test_equal_and_similar_names_of_classes_are_a_line(tmp_path):
     reader = Yolo.find(tmp_path)
     assert any("0, 1" in note and "door" in note for note in reader.notes)
     assert reader.names == ["door"]
+    (tmp_path / "a.yml").write_text("- hostnames: [x]")  # of another tool
+    (tmp_path / "b.yml").write_text("hostnames: [x]")
+    (tmp_path / "data.yaml").unlink()
+    for text, names in (("door", ["door"]), ("{'10': b, '9': door}", ["door", "b"])):
+        (tmp_path / "c.yaml").write_text(f"names: {text}")
+        assert Yolo.find(tmp_path).names == names
+
+
+@pytest.mark.parametrize("name", ["cat ", "a;b;c;d;e;f;g;h;i", 'a, "b"', "# a", "#b", "text"])
+def test_names_survive_the_file_of_the_classes(name, tmp_path):
+    """A further run finds the classes of the first one, whatever characters their names have."""
+    save_photos(tmp_path, "a.jpg", "b.jpg")
+    path = write_coco(tmp_path / "a.json", ["a.jpg", "b.jpg"], [(1, name), (2, "dog")])
+    for _ in range(2):
+        made = make(tmp_path, Coco.find([path]))
+        assert made.classes.names == ["background", name.strip(), "dog"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_texts_as_windows_writes_them(encoding, tmp_path):
+    """Names of classes, the file of the classes, and lists and splits of photos."""
+    save_photos(tmp_path, "ä.jpg", "b.jpg", "c.jpg")
+    for name in "äbc":
+        save(tmp_path / f"masks/{name}.png", np.eye(30, 40, dtype=np.uint8))
+    (tmp_path / "masks/classes.txt").write_text("ö\nü\n", encoding)
+    lists = {"train": tmp_path / "train.txt", "val": tmp_path / "val.txt"}
+    lists["train"].write_text("ä\nb\n", encoding)
+    lists["val"].write_text("c\n", encoding)
+    for _ in range(2):
+        made = make(tmp_path, Masks.find(tmp_path / "masks"), lists=lists)
+        assert made.classes.names == ["ö", "ü"] and len(made.splits[0].items) == 2
+        for file in (tmp_path / "p/data/classes.csv", tmp_path / "p/data/splits.json"):
+            file.write_text(file.read_text("utf-8-sig"), encoding)
+
+
+def test_shares_that_a_further_run_does_not_choose_are_a_note(tmp_path):
+    names = [f"{letter}.jpg" for letter in "abcdefgh"]
+    save_photos(tmp_path, *names)
+    path = write_coco(tmp_path / "a.json", names)
+    for rule, noted in (((0.5,), ""), ((0.5,), ""), ((0.1, 0.2), "val test")):
+        images, reader = tmp_path / "images", Coco.find([path])
+        made = make_project(tmp_path / "p", images, reader, SplitRule(*rule))
+        notes = [str(note) for note in made.notes if "splits.json" in str(note)]
+        assert sorted(note.split()[0] for note in notes) == sorted(noted.split())
+
+
+@pytest.mark.parametrize("text", ['{"a": "train",}', '["a"]', "3", '{"a": "trian"}'])
+def test_an_edit_of_the_splits_that_is_none_is_one_line(text, tmp_path):
+    save_photos(tmp_path, "a.jpg", "b.jpg")
+    path = write_coco(tmp_path / "a.json", ["a.jpg", "b.jpg"])
+    make(tmp_path, Coco.find([path]))
+    file = tmp_path / "p/data/splits.json"
+    file.write_text(text)
+    with raises_message(ValueError, where=file, todo=True):
+        make(tmp_path, Coco.find([path]))
 
 
 def test_roboflows_category_of_all_others_is_no_class(tmp_path):

@@ -265,6 +265,9 @@ PATTERNS = {  # the pattern, and the names of the files that it finds
     "z [1]": {"4_m"},
     "z [1]/*_m.png": {"4"},
     "z [1]/[45]*.png": {"4_m"},
+    "x/**": {"1_m", "2_m", "10_m"},
+    "x/**/?_m.png": {"1", "2"},
+    "[xy]/**/*_m.png": {"x/1", "x/2", "x/10", "y/3"},
 }
 
 

@@ -1599,6 +1599,7 @@ BAD = {  # damage, flags, part of the message
     "names": (str, "--classes a b", "2 classes, but there are 3 values: 7, 17, 27"),
     "ignored name": (str, "--ignore 7 --classes a b c", "2 values that are not ignored: 17, 27"),
     "ignored": (str, "--ignore 8", "--ignore 8"),
+    "all but one ignored": (str, "--ignore 7 17", "ignore fewer"),
 }
 
 
@@ -1635,8 +1636,9 @@ def test_coco_annotations_without_an_image_or_a_polygon(tmp_path, capsys):
     first["segmentation"] = []
     second["segmentation"]["size"] = [100_000, 100_000]
     third["image_id"] = 99
-    for annotation in content["annotations"]:
-        annotation["image_id"] = str(annotation["image_id"])
+    for i, annotation in enumerate(content["annotations"]):  # 3, "3" and, of pandas, 3.0
+        annotation["image_id"] = (str, float)[i % 2](annotation["image_id"])
+        annotation["category_id"] = float(annotation["category_id"])
     path.write_text(json.dumps(content))
     assert run(tmp_path, "--coco", str(path)) == 0
     out = capsys.readouterr().out
@@ -1669,18 +1671,19 @@ def test_polygons_cover_the_centers_of_pixels(spread, tmp_path):
 
 def test_shapes_of_labelme(tmp_path):
     """Centers of pixels count; the PNG of a mask can reach over the border."""
-    save_images(tmp_path / "images", 3)
+    save_images(tmp_path / "images", 4)
     png, part = io.BytesIO(), np.tri(10, 12, dtype=np.uint8)
     Image.fromarray(part).save(png, "PNG")
     mask = dict(mask=base64.b64encode(png.getvalue()).decode(), points=[[-2.2, 24.7], [9, 34]])
     box = dict(points=[[9.5, 5], [15.5, 11], [13, 13.5], [7, 7.5]])  # turned by 45 degrees
     shapes = dict(circle=dict(points=[[20, 15], [20, 7]]), mask=mask, oriented_rectangle=box)
+    shapes["rotation"] = box  # of X-AnyLabeling
     for i, (kind, shape) in enumerate(shapes.items()):
         write_labelme(tmp_path / f"masks/{i:02d}.json", dict(shape, shape_type=kind))
     assert run(tmp_path, "--labelme", str(tmp_path / "masks")) == 0
     y, x = np.indices(SIZE[::-1]) + 0.5
     turned = (abs(x - y - 2) < 2.5) & (abs(x + y - 20.5) < 6)
-    expected = [np.hypot(x - 20, y - 15) < 8, np.zeros(SIZE[::-1]), turned]
+    expected = [np.hypot(x - 20, y - 15) < 8, np.zeros(SIZE[::-1]), turned, turned]
     expected[1][25:, :10] = part[:5, 2:]
     for name, label in label_maps(tmp_path).items():
         assert np.array_equal(label, expected[int(name[-2:])])

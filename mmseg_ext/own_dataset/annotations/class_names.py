@@ -9,7 +9,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, reading
+from mmseg_ext.errors import LabelError
+from mmseg_ext.images.files import read_text
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, plain_name, reading
 
 _COLOR = r"(?P<key>\d+[\s,]+\d+[\s,]+\d+)"  # 64, 0, 128
 _LINE = "(?P<key>)(?P<name>.+)"
@@ -42,7 +44,10 @@ def find_names(
     file = next(filter(Path.is_file, files), None)
     if file is None:
         return {}, []
-    named = _name_texts(_read(file), texts)
+    try:
+        named = _name_texts(_read(file), texts)
+    except LabelError as error:
+        return {}, [f"{error}; name the classes with --classes"]
     is_clear = len(set(named.values())) == len(named) <= _LAST
     if not named or not is_clear:
         return {}, [f"{file}: does not fit the values of the masks; name them with --classes"]
@@ -58,16 +63,16 @@ def _read(file: Path) -> list[tuple[str, str]]:
             keys = content.get("segmentation_colors") or content["label_map"]
             lines = list(zip(content["label_map"].values(), keys, strict=True))
         else:
-            text = file.read_text(encoding="utf-8-sig", errors="replace")
+            text = read_text(file)
             fits = [re.fullmatch(_FILES[file.name], line.strip()) for line in text.splitlines()]
-            lines = [(fit["name"].strip(), re.findall(r"\d+", fit["key"])) for fit in fits if fit]
+            lines = [(fit["name"], re.findall(r"\d+", fit["key"])) for fit in fits if fit]
         for name, key in lines:
             if isinstance(key, list):  # R, G and B, or a value
                 numbers = list(map(int, key))
                 key = "".join(map(str, numbers))
                 if len(numbers) == 3:
                     key = "#{:02x}{:02x}{:02x}".format(*numbers)
-            found.append((str(name), str(key)))
+            found.append((plain_name(name), str(key)))
     return found
 
 

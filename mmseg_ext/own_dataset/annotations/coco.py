@@ -23,12 +23,7 @@ from mmseg_ext.own_dataset.annotations.polygons import (
     label_of,
     notes_on_equal,
 )
-from mmseg_ext.own_dataset.annotations.reader import (
-    BACKGROUND,
-    Annotation,
-    IndexMap,
-    reading,
-)
+from mmseg_ext.own_dataset.annotations.reader import BACKGROUND, Annotation, IndexMap, reading
 from mmseg_ext.own_dataset.item import Key, key_of, split_in
 
 
@@ -138,11 +133,16 @@ class Coco(ShapeFiles):
 
 
 def _label(item: dict[str, Any], categories: dict[str, str]) -> str:
-    """Return the label of an object; some files mix "3" and 3."""
-    number = item["category_id"]
-    if str(number) not in categories:
+    """Return the label of an object."""
+    number = _id(item["category_id"])
+    if number not in categories:
         raise ValueError(f"an object has the category {number}, which the file does not list")
-    return categories[str(number)]
+    return categories[number]
+
+
+def _id(value: Any) -> str:
+    """Return an id of a file, which can mix 3, "3" and, if pandas has written it, 3.0."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _categories(content: dict[str, Any]) -> dict[str, str]:
@@ -154,11 +154,11 @@ def _categories(content: dict[str, Any]) -> dict[str, str]:
     used = set()
     for item in content["annotations"]:
         parts = (item, *item.get("segments_info", ()))
-        used.update(str(part.get("category_id")) for part in parts)
+        used.update(_id(part.get("category_id")) for part in parts)
     groups = {entry.get("supercategory") for entry in entries}
     categories = {}
-    for entry in sorted(entries, key=lambda entry: str(entry["id"]).zfill(9)):
-        number = str(entry["id"])
+    for entry in sorted(entries, key=lambda entry: _id(entry["id"]).zfill(9)):
+        number = _id(entry["id"])
         if number != "0" or number in used or entry["name"] not in groups:
             categories[number] = label_of(entry["name"])
     return categories
@@ -171,10 +171,10 @@ def _annotations(
     info, objects = content.get("info"), defaultdict(list)
     by_label_studio = isinstance(info, dict) and info.get("contributor") == "Label Studio"
     for item in content["annotations"]:
-        objects[str(item["image_id"])].append(item)  # some files mix "3" and 3
+        objects[_id(item["image_id"])].append(item)
     known: dict[str, str] = {}  # the name of each number
     for entry in content["images"]:
-        number, given = str(entry["id"]), entry["file_name"]
+        number, given = _id(entry["id"]), entry["file_name"]
         other = known.get(number)
         if other == given:  # listed twice
             continue

@@ -47,6 +47,7 @@ def _shape(entry: Mapping[str, Any]) -> Shape:
         turn = np.linspace(0, 2 * np.pi, _CIRCLE)[:, None]
         radius = np.hypot(*(on_circle - center))
         points = center + radius * np.hstack([np.cos(turn), np.sin(turn)])
-    elif kind not in ("polygon", "oriented_rectangle"):  # a line, linestrip, point or points
+    # X-AnyLabeling calls a box at an angle a rotation. Others are a line, a linestrip or points.
+    elif kind not in ("polygon", "oriented_rectangle", "rotation"):
         return Shape(label, skipped=kind)
     return Shape(label, [points], group=group)

@@ -30,6 +30,7 @@ from mmseg_ext.own_dataset.annotations.reader import (
     Reader,
     StoredMap,
     legend_of_names,
+    plain_name,
     reading,
     require_size,
     values_of,
@@ -134,7 +135,7 @@ class ClassMasks(Reader):
             if not found:
                 raise ValueError(f"{of_class}: no mask of {name}; save each as {cls.suffixes}")
             annotations += [
-                Annotation(key, (path,), classes=(name,)) for path, key in found.items()
+                Annotation(key, (path,), classes=(plain_name(name),)) for path, key in found.items()
             ]
         return cls(annotations, is_pattern=True)
 
@@ -217,26 +218,22 @@ def read_mask(path: Path, binary: bool = False) -> IndexMap:
         codes = COLOR << 40 | largest << 24 | own
     found.values = codes.tolist()
     notes = [f"a mask {note}"] if (note := pixels.frames_note()) else []
+    if (transparent | missing).any():
+        codes = np.array(found.values)[found.indices]
+        if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
+            notes.append(_BOTH_BLACK)
+        codes[transparent] = _BLACK  # an eraser leaves any color
+        codes[missing] = NODATA
+        found = index_map(codes)
     found.notes = notes
-    if not (transparent | missing).any():
-        return found
-    codes = np.array(found.values)[found.indices]
-    if transparent.any() and (index_of(codes[~transparent & ~missing]) == 0).any():
-        notes.append(_BOTH_BLACK)
-    codes[transparent] = _BLACK  # an eraser leaves any color
-    codes[missing] = NODATA
-    marked = index_map(codes)
-    marked.notes = notes
-    return marked
+    return found
 
 
 def _whole_numbers(pixels: Photo) -> np.ndarray:
     """Return the values without alpha, (H, W, 1 or 3), uint8 or uint16."""
-    values = pixels.values
+    values = pixels.bands()
     if values.dtype == bool:
         values = np.where(values, np.uint8(255), np.uint8(0))  # white is 255 in files of 8 bits
-    if pixels.alpha:
-        values = np.delete(values, pixels.alpha, axis=2)
     if values.shape[2] not in (1, 3):
         raise ValueError(f"{values.shape[2]} bands; a mask has a value or a color in each pixel")
     if values.dtype in (np.uint8, np.uint16):

@@ -7,7 +7,6 @@ cover earlier ones, or small ones large ones, and pixels in no shape are backgro
 import base64
 import io
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mmseg_ext.own_dataset.annotations.reader import (
     Reader,
     StoredMap,
     legend_of_names,
+    plain_name,
     reading,
     require_size,
     values_of,
@@ -124,7 +124,7 @@ class ShapeFiles(Reader):
 
 def label_of(name: Any) -> str:
     """Return the label of a name in a file; labelme has one for the background."""
-    return BACKGROUND if name == "_background_" else unicodedata.normalize("NFC", str(name))
+    return BACKGROUND if name == "_background_" else plain_name(name)
 
 
 def notes_on_equal(labels: Mapping[Any, str], path: Path) -> list[str]:
@@ -268,9 +268,6 @@ def _run_pixels(run_lengths: Mapping[str, Any], size: Size) -> np.ndarray:
 
     A text of them has five bits in each letter, from "0" on, the lowest first; 32 is for more. From
     the third number on these are differences from the number before the last.
-
-    Raises:
-        ValueError: unless they have as many pixels as the image.
     """
     counts = run_lengths["counts"]
     require_size(tuple(run_lengths.get("size", size)), [size])  # before such an array exists

@@ -10,6 +10,7 @@ index maps wait in compressed files, so each annotation is decoded once.
 import contextlib
 import itertools
 import json
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,6 +193,11 @@ class Reader:
     def describe(self, maps: Sequence[StoredMap]) -> Legend:
         """Return the meaning of the values of all index maps."""
         raise NotImplementedError
+
+
+def plain_name(name: Any) -> str:
+    """Return a name of a class as the project's file keeps it: composed, without outer spaces."""
+    return unicodedata.normalize("NFC", str(name)).strip()
 
 
 def values_of(maps: Sequence[StoredMap]) -> set[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from mmseg_ext.images.files import read_text
 from mmseg_ext.own_dataset.annotations.polygons import (
     Shape,
     ShapeFiles,
@@ -39,10 +40,8 @@ class Yolo(ShapeFiles):
 
     @classmethod
     def find(cls, source: str | Path) -> "Yolo":
-        file, content = _read_settings(Path(source))
-        names = content.get("names") or {}
-        pairs = names.items() if isinstance(names, dict) else enumerate(names)
-        labels = {int(number): label_of(name) for number, name in sorted(pairs)}
+        file, names = _read_names(Path(source))
+        labels = dict(sorted(names.items()))
         reader: Any = super().find(source)
         reader.annotations = [own for own in reader.annotations if not _OTHER.match(own.path.name)]
         reader.names, reader.labels = list(dict.fromkeys(labels.values())), labels
@@ -52,7 +51,7 @@ class Yolo(ShapeFiles):
 
     def parse(self, annotation: Annotation, size: Size) -> tuple[list[Shape], tuple]:
         shapes = []
-        lines = annotation.path.read_text("utf-8-sig").splitlines()
+        lines = read_text(annotation.path).splitlines()
         for number, line in enumerate(lines, start=1):
             values = np.array(line.split(), float)
             count = len(values)
@@ -69,8 +68,8 @@ class Yolo(ShapeFiles):
         return shapes, size
 
 
-def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a file with names, `data.yaml` or `classes.txt`, and its content.
+def _read_names(folder: Path) -> tuple[Path, dict[int, str]]:
+    """Return a file with names, `data.yaml` or `classes.txt`, and the label of each class.
 
     It is in the folder or at most two above; a YAML file counts before a list.
     """
@@ -81,11 +80,15 @@ def _read_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
                 continue
             with reading(file):
                 content = yaml.safe_load(file.read_bytes())
+                names = content.get("names") if isinstance(content, dict) else None
+                if not isinstance(names, str | list | dict):  # of another tool
+                    continue
                 if "kpt_shape" in content:
                     raise ValueError("it describes poses; export polygons, YOLO segmentation")
-            return file, content
+                if not isinstance(names, dict):
+                    names = dict(enumerate([names] if isinstance(names, str) else names))
+                return file, {int(number): label_of(name) for number, name in names.items()}
     for file in (place / "classes.txt" for place in places):
         if file.is_file():
-            lines = file.read_text("utf-8-sig").splitlines()
-            return file, {"names": list(filter(None, map(str.strip, lines)))}
+            return file, dict(enumerate(filter(None, map(label_of, read_text(file).splitlines()))))
     return folder, {}
