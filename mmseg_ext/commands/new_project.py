@@ -34,7 +34,8 @@ names, download, or scratch; or a checkpoint of an earlier project with this enc
     usual_error = parser.error
 
     def error(message: str) -> NoReturn:
-        is_expanded = message.startswith("unrecognized")
+        unknown = message.removeprefix("unrecognized arguments: ")
+        is_expanded = unknown != message and not unknown.startswith("-")  # no flag
         usual_error(f"{message}; {_QUOTES}" if is_expanded else message)
 
     parser.error = error
