@@ -57,12 +57,30 @@ class CheckedIoUMetric(IoUMetric):
 
     def __init__(
         self,
-        *args: Any,
+        ignore_index: int = 255,
+        iou_metrics: list[str] = ["mIoU"],
+        nan_to_num: int | None = None,
+        beta: int = 1,
+        collect_device: str = "cpu",
+        output_dir: str | None = None,
+        format_only: bool = False,
+        prefix: str | None = None,
+        *,
         class_scores: Sequence[str] = (),
         images_file: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            ignore_index,
+            iou_metrics,
+            nan_to_num,
+            beta,
+            collect_device,
+            output_dir,
+            format_only,
+            prefix,
+            **kwargs,
+        )
         self.class_scores = list(class_scores)
         self.images_file = images_file
         self._names, self._written = [], {}
