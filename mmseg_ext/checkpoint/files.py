@@ -68,12 +68,13 @@ def origin_of(path: Path) -> Origin:
 def best_checkpoint(work_dir: Path) -> Path | None:
     """Return the newest of the best checkpoints of the last run in a folder, else its last one.
 
-    With `out_dir` they are in the folder that `last_checkpoint` names.
+    With `out_dir` they are in the folder that `last_checkpoint` names, from the training's current
+    folder on.
     """
     paths, last = [*work_dir.glob("*.pth")], work_dir / LAST
     if not paths and last.is_file():
-        named = last.read_text(errors="replace").strip()
-        paths = [*Path(work_dir, named or LAST).parent.glob("*.pth")]
+        folder = Path(last.read_text(errors="replace").strip()).parent
+        paths = [*folder.glob("*.pth")] if folder != Path() else []  # a name alone has no folder
     origins = {path: origin_of(path) for path in paths}
     if not origins:
         return None

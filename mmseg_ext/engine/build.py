@@ -202,8 +202,11 @@ def build_test_runner(
     if out is not None:
         # On every rank: the metric creates it on rank 0, maybe after another rank's file.
         Path(out).mkdir(parents=True, exist_ok=True)
-        metrics = as_list(cfg.test_evaluator)
-        writers = [one for one in metrics if "output_dir" in arguments(class_named(one["type"]))]
+        writers = []
+        for metric in as_list(cfg.test_evaluator):
+            kind = class_named(metric.get("type"))
+            if kind is None or "output_dir" in arguments(kind):  # None has an error of its own
+                writers.append(metric)
         if not writers:
             raise LaunchError("--out: no metric of test_evaluator writes label maps; add IoUMetric")
         for metric in writers:

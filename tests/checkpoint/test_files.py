@@ -18,7 +18,7 @@ def test_the_newest_checkpoint_is_that_saved_last_also_in_a_copy(tmp_path, prefi
     assert best_checkpoint(tmp_path).name == f"{prefix}iter_300.pth"
 
 
-def test_checkpoints_of_other_runners_have_the_time_of_their_files(tmp_path):
+def test_checkpoints_of_other_runners_have_the_time_of_their_files(tmp_path, monkeypatch):
     for i, name in enumerate(("iter_4.pth", "iter_8.pth", "iter_6.pth")):
         torch.save({"meta": {}, "state_dict": {}}, tmp_path / name)
         os.utime(tmp_path / name, (1e9 + i, 1e9 + i))
@@ -27,6 +27,13 @@ def test_checkpoints_of_other_runners_have_the_time_of_their_files(tmp_path):
     assert best_checkpoint(tmp_path / "empty") is best_checkpoint(tmp_path / "work") is None
     (tmp_path / "work/last_checkpoint").write_text(f"{tmp_path}/iter_8.pth\n")  # with `out_dir`
     assert best_checkpoint(tmp_path / "work").name == "iter_6.pth"
+    monkeypatch.chdir(tmp_path.parent)
+    (tmp_path / "work/last_checkpoint").write_text(f"{tmp_path.name}/iter_8.pth")
+    assert best_checkpoint(tmp_path / "work").name == "iter_6.pth"
+    monkeypatch.chdir(tmp_path)
+    for text in ("iter_8.pth", ""):
+        (tmp_path / "work/last_checkpoint").write_text(text)
+        assert best_checkpoint(tmp_path / "work") is None
 
 
 def test_the_best_checkpoint_of_an_earlier_run_is_not_that_of_the_last_one(tmp_path):

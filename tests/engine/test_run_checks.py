@@ -53,6 +53,9 @@ def test_a_test_takes_what_only_a_training_refuses_and_any_datasets_and_metrics(
     words[2] = {"test_evaluator": [{"type": "BoundaryMetric"}]}
     with raises_message(LaunchError, where="--out: ", todo="IoUMetric"):
         build_test_runner(*words, out=str(tmp_path / "out"))
+    words[2] = {"test_evaluator": [{"type": "IoUMetrik"}]}
+    with raises_message(LaunchError, "IoUMetrik", where="test_evaluator", todo="IoUMetric"):
+        build_test_runner(*words, out=str(tmp_path / "out"))
     runner.test_loop.dataloader = SimpleNamespace(dataset=[0])  # which names no classes
     checkpoint = {"meta": {"dataset_meta": {"classes": ["a"]}}}
     SameData("test_loop").after_load_checkpoint(runner, checkpoint)
