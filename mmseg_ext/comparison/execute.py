@@ -244,8 +244,8 @@ def execute(plan: Plan, jobs: int = 1, gpus: Sequence[str] = ()) -> dict[Run, st
 
 
 def compare(
-    configs: Sequence[str | Path],
-    data: Sequence[str | Path] = (),
+    configs: str | Path | Sequence[str | Path],
+    data: str | Path | Sequence[str | Path] = (),
     seeds: Sequence[int] = (0, 1, 2),
     out: str | Path = "work_dirs/compare",
     iterations: int | None = None,
@@ -287,6 +287,9 @@ def compare(
     """
     if jobs < 1:
         raise LaunchError(f"--jobs {jobs}: must be positive")
+    # One path is not the sequence of its letters.
+    configs = [configs] if isinstance(configs, str | Path) else configs
+    data = [data] if isinstance(data, str | Path) else data
     cards = cards_of(gpus)
     out = Path(out).resolve()
     out.mkdir(parents=True, exist_ok=True)

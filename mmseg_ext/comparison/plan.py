@@ -391,8 +391,10 @@ def _set_classes(model: Any, old: int, number: int, of_data: Any) -> None:
             for key in ("num_classes", "out_channels"):
                 if settings.get(key) == old and "num_classes" in settings:
                     settings[key] = number
-            if isinstance(settings.get("class_weight"), list | tuple):
-                settings["class_weight"] = weights
+            own = settings.get("class_weight")
+            if isinstance(own, list | tuple):
+                of_no_object = len(own) == old + 1  # the last one, in mmdet's MaskFormer
+                settings["class_weight"] = [1.0] * number + [own[-1]] if of_no_object else weights
 
 
 def _evaluators(cfg: Config, metrics: Sequence[str]) -> list[dict]:
@@ -524,10 +526,10 @@ def _datasets(cfg: Config, stage: str) -> tuple[list[dict], list]:
 def _facts(cfg: Config) -> dict[str, Any]:
     """Return what should be equal in a fair comparison."""
     (training, transforms), (testing, of_test) = _datasets(cfg, "train"), _datasets(cfg, "test")
-    backbone = cfg.model.get("backbone") or {}
-    init = backbone.get("init_cfg") or {}
-    start = [cfg.get("load_from"), cfg.model.get("pretrained"), backbone.get("pretrained")]
-    start += [one.get("checkpoint") for one in as_list(init)]
+    start = [cfg.get("load_from"), cfg.model.get("pretrained")]
+    for key, value in settings_inside("backbone", cfg.model.get("backbone")):
+        if key.rpartition(".")[2] in ("pretrained", "checkpoint", "weights"):
+            start.append(value)
     wrapper = dict(cfg.optim_wrapper)
     optimizer = dict(wrapper.pop("optimizer", None) or {})
     return {
@@ -542,6 +544,6 @@ def _facts(cfg: Config) -> dict[str, Any]:
         "optimizer": f"{optimizer.pop('type', None)} {optimizer.pop('lr', None)}",
         "settings of the optimizer": [optimizer, wrapper],
         "schedule": cfg.get("param_scheduler"),
-        "starts from": ", ".join(short(str(one)) for one in start if one) or "random weights",
+        "starts from": ", ".join(short(str(one)) for one in start if one) or "no file",
         "runner": cfg.runner_type,
     }

@@ -1,6 +1,6 @@
 """A shorter training, or smaller images, for any config: the flags --iterations and --size."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmengine.config import Config, ConfigDict
@@ -46,8 +46,12 @@ def _set_iterations(cfg: Config, iterations: int) -> None:
     loop.setdefault("val_interval", 1000)  # mmengine's
     checkpoint = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     _scale_keys(loop, ("val_interval", "val_begin", "dynamic_intervals"), factor)
-    if not checkpoint.get("by_epoch", True) and checkpoint.get("interval", -1) > 0:
-        _scale_keys(checkpoint, ("interval",), factor)
+    if not checkpoint.get("by_epoch", True):
+        counted = [key for key in ("interval", "save_begin") if checkpoint.get(key, 0) > 0]
+        _scale_keys(checkpoint, counted, factor)
+    for hook in cfg.get("custom_hooks") or ():
+        if isinstance(hook, dict) and hook.get("begin_iter"):  # EMAHook
+            _scale_keys(hook, ("begin_iter",), factor)
     for scheduler in as_list(schedulers):
         if scheduler.get("by_epoch", True):
             continue
@@ -94,7 +98,7 @@ def _resizes_images(steps: list) -> bool:
     return any(kind in _RESIZES for kind in kinds[:end])
 
 
-def _scale_keys(settings: Any, keys: tuple[str, ...], factor: float) -> None:
+def _scale_keys(settings: Any, keys: Sequence[str], factor: float) -> None:
     for key in keys:
         if key in settings:
             value = settings[key]

@@ -136,8 +136,11 @@ def get_model(
 
 
 def _set_classes(model: ConfigDict, count: int) -> None:
+    old = {head.get("num_classes") for head in as_list(model.get("decode_head"))}
     for key in ("decode_head", "auxiliary_head"):
         for head in as_list(model.get(key)):
+            if head.get("num_classes") not in old:  # such as STDC's, which finds edges
+                continue
             head.update(num_classes=count, out_channels=None)
             for loss in as_list(head.get("loss_decode")):
                 if len(loss.get("class_weight") or ()) != count:

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -301,6 +302,8 @@ class ResultFiles:
             if pixel_size is None or min_area is not None:
                 raise ValueError("--min-area-um2: pass --pixel-size, too, and no --min-area")
             min_area = min_area_um2 / pixel_size**2
+        if min_area is not None and math.isnan(min_area):  # no object is larger
+            raise ValueError(f"--min-area={min_area}: choose a number of pixels")
         self.predictor, self.pixel_size, self.min_area = predictor, pixel_size, min_area
         self.numbers = {name: number for number, name in enumerate(classes, 1)}
         self.small = 0  # objects that were left out

@@ -36,7 +36,7 @@ _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 
 
 def report(
-    work_dirs: Sequence[str | Path],
+    work_dirs: str | Path | Sequence[str | Path],
     out: str | Path | None = None,
     csv: bool = False,
     latex: bool = False,
@@ -54,6 +54,7 @@ def report(
         ValueError: for a folder without a run or that is named twice, damaged results, an `out`
             that is no name of a page, or a test that fails.
     """
+    work_dirs = [work_dirs] if isinstance(work_dirs, str | Path) else work_dirs
     named: dict[Path, str | Path] = {}  # by the folder itself
     for work_dir in work_dirs:
         other = named.setdefault(Path(work_dir).resolve(), work_dir)

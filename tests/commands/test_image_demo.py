@@ -472,6 +472,7 @@ def test_bad_arguments_are_one_line(folder, tmp_path, capsys):
         ([image, CONFIG, "none", "--opacity", "-1"], "--opacity=-1.0: choose"),
         ([image, CONFIG, "none", "--pixel-size", "0"], "--pixel-size=0: choose"),
         ([image, CONFIG, "none", "--pixel-size", "nan"], "--pixel-size=nan: choose"),
+        ([image, CONFIG, "none", "--min-area", "nan"], "--min-area=nan: choose"),
     ):
         assert run("image_demo", [*words, "--out", str(tmp_path / "out")]) == 1
         line = capsys.readouterr().err

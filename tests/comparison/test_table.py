@@ -1,5 +1,6 @@
 """Intervals against scipy's bootstrap; what the table says of few seeds and small differences."""
 
+import copy
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -8,10 +9,11 @@ import pytest
 from mmengine.config import Config
 
 from mmseg_ext.comparison import records, table
-from mmseg_ext.comparison.plan import Run, differing_settings
+from mmseg_ext.comparison.plan import Run, differing_settings, with_data
 from mmseg_ext.evaluation.boundary_metric import boundary_f1
 from mmseg_ext.evaluation.checked_iou_metric import Images, read_images
 from mmseg_ext.reports.page import template
+from tests.configs import CONFIGS
 
 DATA = Path(__file__).parents[1] / "data"
 CLASSES = ["sky", "car", "pole"]
@@ -286,11 +288,24 @@ runner_type = "DurableRunner"
     other.crop_size = (96, 96)
     lines = differing_settings({"a": first, "b": other})
     assert "batch: a 4, b 8" in lines and "crop: a 64x64, b 96x96" in lines
-    assert "starts from: a w.pth, b random weights" in lines
+    assert "starts from: a w.pth, b no file" in lines
     assert any(line.startswith("batch: 8") and "16" in line for line in lines)
     longer = Config.fromstring(text.replace("100", "200"), ".py")
     assert "iterations: a 100, b 200" in differing_settings({"a": first, "b": longer})
     assert differing_settings({"a": first, "b": longer}, has_budget=True) == []
+
+
+def test_a_model_for_other_data_keeps_the_weight_of_no_object():
+    """Of mmdet's MaskFormer, whose loss has a class more than the data."""
+    cfg = Config.fromfile(CONFIGS / "ea_r18_shapes.py")
+    of_data = copy.deepcopy(cfg)
+    for stage in ("train", "val", "test"):
+        two = dict(type="BaseSegDataset", metainfo=dict(classes=["a", "b"]), pipeline=[])
+        of_data[f"{stage}_dataloader"].dataset = two
+    loss = dict(type="mmdet.CrossEntropyLoss", class_weight=[1.0] * 6 + [0.1])
+    cfg.model.decode_head = dict(type="MaskFormerHead", num_classes=6, loss_cls=loss)
+    head = with_data(cfg, of_data).model.decode_head
+    assert (head.num_classes, head.loss_cls.class_weight) == (2, [1.0, 1.0, 0.1])
 
 
 def test_names_are_escaped_in_latex_and_html():

@@ -68,10 +68,13 @@ def test_other_lengths_of_schedulers(tmp_path):
     """In iterations; what is in epochs stays, and options win."""
     schedulers = "param_scheduler = [dict(type='MultiStepLR', milestones=[4, 8], by_epoch=False),"
     schedulers += "dict(type='MultiStepLR', milestones=[4, 8], by_epoch=True)]\n"
+    schedulers += "custom_hooks = [dict(type='EMAHook', begin_iter=6)]\n"
+    schedulers += "default_hooks = dict(checkpoint=dict(save_begin=4))\n"
     config = str(write_config(tmp_path, schedulers))
     cfg = train_config(config, {"train_cfg.val_interval": 3}, iterations=6)
     assert [one.milestones for one in cfg.param_scheduler] == [[2, 4], [4, 8]]
     assert cfg.train_cfg.max_iters == 6 and cfg.train_cfg.val_interval == 3
+    assert cfg.default_hooks.checkpoint.save_begin == 2 and cfg.custom_hooks[0].begin_iter == 3
 
 
 # Of a config: crops, their padding, the steps of training and of validation that have sizes,

@@ -104,12 +104,13 @@ def test_the_number_of_classes_of_all_heads(tmp_path):
     losses = [dict(type="CrossEntropyLoss", class_weight=[1.0] * n) for n in (6, 3)]
     config.model.decode_head.loss_decode = losses
     head = dict(type="FCNHead", in_channels=4, channels=4, num_classes=6)
-    config.model.auxiliary_head = [head, {**head, "loss_decode": dict(losses[0])}]
+    edges = dict(head, num_classes=2)  # of another number of classes, which stay
+    config.model.auxiliary_head = [head, {**head, "loss_decode": dict(losses[0])}, edges]
     torch.save({"state_dict": mmseg_ext.get_model(Config.fromfile(SHAPES)).state_dict()}, file)
     with pytest.warns(UserWarning, match="conv_seg"):
         model = mmseg_ext.get_model(config, weights=file, num_classes=3)
     heads = [model.decode_head, *model.auxiliary_head]
-    assert [head.conv_seg.out_channels for head in heads] == [3] * 3
+    assert [head.conv_seg.out_channels for head in heads] == [3, 3, 3, 2]
     assert [loss.class_weight for loss in model.decode_head.loss_decode] == [None, [1.0] * 3]
     assert model.auxiliary_head[1].loss_decode.class_weight is None
     assert len(model.dataset_meta["classes"]) == 3

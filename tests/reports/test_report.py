@@ -618,6 +618,8 @@ def test_every_run_has_its_own_name(work_dir, tmp_path, given, shown):
         change_results(work_dir, folder / "1")
     runs, _ = report(folders, tmp_path / "report.html")
     assert [run.name for run in runs] == shown
+    alone, _ = report(str(folders[0]), tmp_path / "report.html")  # no list of its letters
+    assert [run.name for run in alone] == [given[0]]
 
 
 def test_equal_results_are_two_runs():
