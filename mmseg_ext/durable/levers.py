@@ -289,6 +289,11 @@ LEVERS = (
         "faster equal forms of two transforms",
         "datasets.checked_dataset.CheckedDataset",
     ),
+    Lever(
+        "lovasz",
+        "LovaszLoss with NumPy's sort on a CPU",
+        "segmentors.fast_lovasz.use_fast_lovasz",
+    ),
     Lever("attention", "torch's fused kernels", "layers.fused_attention"),
     Lever("fast", "Predictor(fast=True) folds norms", "inference.fast_copy"),
 )

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from mmseg_ext.errors import LaunchError
 from mmseg_ext.images.seen import Span, window_spans
+from mmseg_ext.segmentors.fast_lovasz import use_fast_lovasz
 from mmseg_ext.segmentors.head_errors import explain_loss_error
 from mmseg_ext.segmentors.mixed_sizes import by_size
 from mmseg_ext.segmentors.score_maps import (
@@ -123,6 +124,7 @@ class StripEncoderDecoder(EncoderDecoder):
     def __init__(self, backbone: dict, decode_head: dict, **kwargs):
         super().__init__(backbone, decode_head, **kwargs)
         mask_unlabeled(self)
+        use_fast_lovasz(self)
         if not predicts_by_resize(self.decode_head):
             raise ValueError(
                 f"decode_head: the prediction of {type(self.decode_head).__name__} may be more "
