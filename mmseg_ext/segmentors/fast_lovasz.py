@@ -33,10 +33,11 @@ class FastLovaszLoss(LovaszLoss):
 
     def forward(self, cls_score: Tensor, label: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of logits (B, C, H, W) and labels (B, H, W)."""
+        ignore_index = kwargs.get("ignore_index", 255)  # None ignores nothing
         is_usual = cls_score.dim() == 4 and cls_score.shape[1] > 1 and not self.per_image
-        if is_usual and cls_score.device.type == "cpu":
+        if is_usual and cls_score.device.type == "cpu" and ignore_index is not None:
             probs = F.softmax(cls_score, dim=1)
-            ignored = label == kwargs.get("ignore_index", 255)
+            ignored = label == ignore_index
             if probs.dtype == torch.float32 and not bool(ignored.all()):
                 uncompiled: Any = torch.compiler.disable(_LovaszSoftmax.apply)
                 settings = (self.classes, self.class_weight)

@@ -87,7 +87,7 @@ def test_a_loss_that_is_not_finite_stays_so():
 
 
 def test_what_is_computed_as_before():
-    """Each image by itself, and bfloat16 outside of autocast."""
+    """Each image by itself, bfloat16 outside of autocast, and no ignored label."""
     logits, label = a_batch(0, 0.2)
     for scores, settings in ((logits, {"per_image": True}), (logits.bfloat16(), {})):
         settings = {"reduction": "mean" if settings else "none", **settings}
@@ -98,6 +98,12 @@ def test_what_is_computed_as_before():
             except RuntimeError as error:  # the dot product of two types
                 values.append(str(error))
         assert values[0] == values[1]
+    label = label.clamp(max=2)  # no pixel is ignored
+    one, other = (
+        kind(reduction="none")(logits, label, ignore_index=None)
+        for kind in (FastLovaszLoss, LovaszLoss)
+    )
+    assert one == other
 
 
 def test_a_segmentor_selects_it_for_mmsegmentations_class():
